@@ -30,9 +30,9 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.storage.block_cache import BlockCache
-from forerun.data.storage.cache_file import LINE_BLOCKS
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.block_cache import BlockCache
+from forerun.data.reads.cache_file import LINE_BLOCKS
+from forerun.data.reads.read_counts import ReadCounts
 
 ROOT = Path(__file__).parent
 SIZE_BYTES = 256 << 20

@@ -44,10 +44,10 @@ def measured(address: str, cache_gib: float, ahead: bool, steps: int, scratch: P
     from forerun.data.order.batches import Batches
     from forerun.data.order.concatenated import Concatenated
     from forerun.data.read_ahead import ReadAhead
-    from forerun.data.storage.block_cache import BlockCache
-    from forerun.data.storage.location import folder_at
-    from forerun.data.storage.store_reads import StoreReads
+    from forerun.data.reads.block_cache import BlockCache
+    from forerun.data.reads.store_reads import StoreReads
     from forerun.data.tokens.store import open_store
+    from forerun.storage.open_folder import folder_at
 
     reads = StoreReads()
     if cache_gib:

@@ -11,11 +11,11 @@ import numpy as np
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
-from forerun.data.storage.block_cache import BlockCache
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.location import folder_at
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.block_cache import BlockCache
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.read_counts import ReadCounts
 from forerun.data.tokens.store import open_store
+from forerun.storage.open_folder import folder_at
 
 MB = 1e6
 

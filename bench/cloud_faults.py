@@ -57,7 +57,7 @@ from forerun.cloud.providers import provider_named
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, Option
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.setup.bundle import agent_settings
-from forerun.data.storage.folder import LocalFolder
+from forerun.storage.folder import LocalFolder
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SPEED = 10.0

@@ -35,7 +35,7 @@ from fake.record_faults import KINDS as RECORD_KINDS
 from fake.record_faults import RecordFaults
 from hosts.site import Command, Site, cloud_site
 
-from forerun.data.storage.location import folder_at
+from forerun.storage.open_folder import folder_at
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NAME, SLICE, ZONE = "hostile", "v6e-8", "us-central1-b"
@@ -109,7 +109,7 @@ def is_emulator(pid: int, folder: Path) -> bool:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return str(folder).encode() in arguments and any(argument.endswith(b"bucket_server.py") for argument in arguments)
+    return str(folder).encode() in arguments and any(argument.endswith(b"gcs_server.py") for argument in arguments)
 
 
 class HostTrialRunner:

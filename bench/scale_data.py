@@ -48,8 +48,8 @@ def opened(address: str) -> dict[str, Any]:
     """Return the seconds and the memory that opening a store needs in this process."""
     from bucket_loader import peak_mb, resident_mb
 
-    from forerun.data.storage.location import folder_at
     from forerun.data.tokens.store import open_store
+    from forerun.storage.open_folder import folder_at
 
     before, began = resident_mb(), time.perf_counter()
     store = open_store(folder_at(address))
@@ -83,7 +83,7 @@ def host_reads(host: int, shuffle: str, cache: Path, given: dict[str, Any]) -> d
     from bucket_loader import bucket_batches, resident_mb
 
     from forerun.data.read_ahead import ReadAhead
-    from forerun.data.storage.read_counts import ReadCounts
+    from forerun.data.reads.read_counts import ReadCounts
 
     counts, each = ReadCounts(), BATCH // HOSTS
     batches = bucket_batches(

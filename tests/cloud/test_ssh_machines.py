@@ -74,7 +74,7 @@ def test_a_run_on_existing_machines(tmp_path: Path) -> None:
     (laptop / "job.yaml").write_text(JOB)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     setup = OWNERS_SETUP.replace("@KEY@", key.with_suffix(".pub").read_text().strip())
-    emulator = module_at("bucket_server", REPOSITORY / "tests/unit/checkpoint/storage/bucket_server.py")
+    emulator = module_at("gcs_server", REPOSITORY / "tests/support/gcs_server.py")
     with emulator.bucket(tmp_path / "bucket") as bucket, agent(key) as variables:
         machines = NamespaceMachines(
             folder=str(tmp_path / "hosts"),

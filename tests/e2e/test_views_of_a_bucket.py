@@ -13,9 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint" / "storage"))
-from bucket_server import BUCKET, bucket
+from emulated_buckets import emulated_buckets
 
 PROGRAM = """
 import json, sys
@@ -49,14 +47,15 @@ sample: {tokens: 0}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gcp_storage_emulator") is None, reason="the emulator is not installed")
-def test_views(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["gs", "s3"])
+def test_views(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "text.txt").write_text("A river ran past the mill and under the stone bridge.\n" * 40)
     (tmp_path / "job.yaml").write_text(f"{JOB}runs: {tmp_path / 'runs'}\n")
-    address = f"gs://{BUCKET}/views"
-    with bucket(tmp_path / "bucket") as environment:
+    with emulated_buckets(tmp_path) as buckets:
+        address = f"{buckets.address(protocol)}/views"
         ran = subprocess.run(
             [sys.executable, "-P", "-c", PROGRAM, str(tmp_path), address],
-            env=os.environ | environment,
+            env=os.environ,
             capture_output=True,
             text=True,
             timeout=600,

@@ -1,53 +1,40 @@
 """A small training loop that saves into a bucket, in a process of its own: `bucket_saver.py ADDRESS LAST EVERY`.
 
-It goes on from the newest checkpoint.
+It resumes from the newest checkpoint.
 
-Its state is a function of the step, so that whoever restores can prove it. One JSON line per event. The waits of gcsfs
-and TensorStore are a twentieth of what they are elsewhere, and ours are short too, so that an outage of seconds
-outlasts all tries of a library as one of half an hour would.
+Its state is a function of the step, so that a restore can be verified. It prints one JSON line per event. The delays
+between retries are short, so that an outage of seconds outlasts all tries of the driver.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
-from types import SimpleNamespace
 from typing import Any
 
-import gcsfs.retry
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tensorstore
-from orbax.checkpoint._src.serialization import tensorstore_utils
 
+from forerun.checkpoint import orbax_buckets
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.storage import bucket
-from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import UserError
+from forerun.storage import bucket
+from forerun.storage.retries import RetrySchedule
 
 STEP_SECONDS = 0.02
-COMPRESSED = 20
 PATIENCE = RetrySchedule(first_seconds=0.1, most_seconds=1.0, total_seconds=600.0)
 
 
 def compress() -> None:
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds / COMPRESSED)
-
-    gcsfs.retry.asyncio = SimpleNamespace(sleep=sleep)
-    bucket._SILENT_SECONDS = 2
-    whole = tensorstore_utils.get_ts_context
-
-    def hasty(**settings: Any) -> Any:
-        spec = whole(**settings).spec.to_json()
-        retries = {"max_retries": 4, "initial_delay": "50ms", "max_delay": "200ms"}
-        return tensorstore.Context({**spec, "gcs_request_retries": retries})
-
-    tensorstore_utils.get_ts_context = hasty
+    bucket.SILENT_SECONDS = 2
+    bucket.REQUEST_RETRIES = orbax_buckets.ARRAY_RETRIES = {
+        "max_retries": 4,
+        "initial_delay": "50ms",
+        "max_delay": "200ms",
+    }
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -67,7 +54,7 @@ def tell(**about: Any) -> None:
 def leftovers(address: str) -> list[str]:
     reader = Reader(address)
     named = {commit.folder for commit in reader.log.commits()}
-    return [name for name in reader.place.names() if name not in {*named, "commits"}]
+    return [name for name in reader.storage.names() if name not in {*named, "commits"}]
 
 
 def run(address: str, last: int, every: int) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint" / "storage"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 
 from bucket_proxy import Proxy
-from bucket_server import BUCKET, bucket
+from gcs_server import BUCKET, bucket
 
 HERE = Path(__file__).resolve().parent
 ADDRESS = f"gs://{BUCKET}/runs/one/checkpoints"

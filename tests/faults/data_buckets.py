@@ -28,10 +28,9 @@ from urllib.parse import quote
 
 sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint" / "storage"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "data" / "source"))
 
-import bucket_server
+import gcs_server
 import store_server
 from faulty_proxy import FaultyProxy, Injected
 from runs import TEXT, Bench, Outcome, Run
@@ -134,8 +133,8 @@ def first_read(store: Path) -> tuple[str, int]:
     """Return the unit of the first row of the first step, and the first byte of the row in its token file."""
     from forerun.data.order.batches import Batches
     from forerun.data.order.concatenated import Concatenated
-    from forerun.data.storage.location import folder_at
     from forerun.data.tokens.store import open_store
+    from forerun.storage.open_folder import folder_at
 
     documents = open_store(folder_at(store)).train
     row = int(Batches(Concatenated(documents, SEQUENCE), seed=0, batch=BATCH).ids_at(0)[0])
@@ -241,8 +240,8 @@ class Emulator:
 def gcs(folder: Path) -> Iterator[Emulator]:
     """Start the emulator of GCS, whose objects are files of `folder`."""
     (folder / "gcs").mkdir(parents=True)
-    with bucket_server.bucket(folder / "gcs") as environment:
-        address, name = environment["STORAGE_EMULATOR_HOST"], bucket_server.BUCKET
+    with gcs_server.bucket(folder / "gcs") as environment:
+        address, name = environment["STORAGE_EMULATOR_HOST"], gcs_server.BUCKET
 
         def put(key: str, body: bytes) -> None:
             send(f"{address}/upload/storage/v1/b/{name}/o?uploadType=media&name={quote(key, safe='')}", "POST", body)

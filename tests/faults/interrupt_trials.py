@@ -37,7 +37,7 @@ from runs import ROOT, TEXT
 from teacher_folder import write_teacher
 
 from forerun.checkpoint.log import Log
-from forerun.checkpoint.storage.place import PART, Local
+from forerun.storage.folder import PART, LocalFolder
 
 LIMIT_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
@@ -155,7 +155,7 @@ class Bench:
         return sorted(str(path.relative_to(self.folder)) for path in found)
 
     def newest(self, name: str) -> int | None:
-        commits = Log(Local(self.folder / "runs" / name / "checkpoints")).commits()
+        commits = Log(LocalFolder(self.folder / "runs" / name / "checkpoints")).commits()
         return commits[-1].step if commits else None
 
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 from hosts_job import gone
 
 from forerun.checkpoint.log import Commit, Log
-from forerun.checkpoint.storage.place import PART, Local
+from forerun.storage.folder import PART, LocalFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAKE = Path(__file__).resolve().parent / "brake"
@@ -177,7 +177,7 @@ class Run:
         return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
 
     def commits(self) -> list[Commit]:
-        return Log(Local(self.checkpoints)).commits()
+        return Log(LocalFolder(self.checkpoints)).commits()
 
     def newest(self) -> int:
         """The step of the newest commit, 0 if there is none."""
@@ -329,7 +329,7 @@ def state_digest(checkpoints: Path, step: int | None = None) -> str:
     import jax
     from orbax.checkpoint import v1 as orbax
 
-    commits = [commit for commit in Log(Local(checkpoints)).commits() if step in (None, commit.step)]
+    commits = [commit for commit in Log(LocalFolder(checkpoints)).commits() if step in (None, commit.step)]
     where = f"{checkpoints.resolve()}/{commits[-1].folder}"
     here = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     like = jax.tree.map(

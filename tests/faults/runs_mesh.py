@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import Bench, Run, arrays_digest, digest, state_digest
 
 from forerun.checkpoint.log import Log
-from forerun.checkpoint.storage.place import Local
+from forerun.storage.folder import LocalFolder
 
 Mesh = tuple[int, int, int]
 TURN, LAST = 10, 60
@@ -97,9 +97,9 @@ def turned(bench: Bench, stays: Run, name: str) -> Run:
     run = bench.run(name)
     shutil.copytree(stays.folder, run.folder)
     (run.folder / "summary.json").unlink()
-    for commit in Log(Local(run.checkpoints)).commits():
+    for commit in Log(LocalFolder(run.checkpoints)).commits():
         if commit.step > TURN:
-            Log(Local(run.checkpoints)).remove(commit)
+            Log(LocalFolder(run.checkpoints)).remove(commit)
             shutil.rmtree(run.checkpoints / commit.folder)
     return run
 

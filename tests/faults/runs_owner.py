@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import Bench, Outcome, Run
 
 from forerun.checkpoint.log import Claim, Commit, Log
-from forerun.checkpoint.storage.place import Local
+from forerun.storage.folder import LocalFolder
 
 USER_ERROR = 2
 
@@ -100,7 +100,7 @@ def rejected(first: Run, second: Run, expected: Outcome, number: int) -> dict[st
 def claims(run: Run) -> list[Claim]:
     if not run.checkpoints.exists():
         return []
-    return [record for record in Log(Local(run.checkpoints)).records() if isinstance(record, Claim)]
+    return [record for record in Log(LocalFolder(run.checkpoints)).records() if isinstance(record, Claim)]
 
 
 def after(run: Run, commit: Commit) -> bool:

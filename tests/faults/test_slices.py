@@ -26,7 +26,7 @@ from slices_rig import (
 )
 
 from forerun.checkpoint.log import Log
-from forerun.checkpoint.storage.place import Local
+from forerun.storage.folder import LocalFolder
 from forerun.track.event_log import read_events
 
 pytestmark = pytest.mark.timing
@@ -54,7 +54,7 @@ def weights(run: Run) -> list[NDArray[np.generic]]:
     import jax
     from orbax.checkpoint import v1 as orbax
 
-    where = f"{run.checkpoints.resolve()}/{Log(Local(run.checkpoints)).commits()[-1].folder}"
+    where = f"{run.checkpoints.resolve()}/{Log(LocalFolder(run.checkpoints)).commits()[-1].folder}"
     here = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), orbax.metadata(where).metadata

@@ -17,8 +17,8 @@ from pathlib import Path
 from xxhash import xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.storage.block_cache import BlockCache
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.block_cache import BlockCache
+from forerun.data.reads.read_counts import ReadCounts
 
 
 class StoredFile:

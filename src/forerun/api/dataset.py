@@ -22,7 +22,6 @@ from forerun.data.inspect.terminal import print_report
 from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import drawn
 from forerun.data.source.sources import open_source
-from forerun.data.storage.folder import place_of
 from forerun.data.tokens.build import is_complete
 from forerun.data.tokens.engines.engine import StartEngine
 from forerun.data.tokens.engines.pool import Pool
@@ -121,7 +120,7 @@ def tokenize_data(
             with _progress() as progress:
                 report = partial(progress, name)
                 folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
-            done[name] = place_of(folder), is_complete(folder)
+            done[name] = folder.location, is_complete(folder)
     return done
 
 
@@ -161,7 +160,7 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     for part in opened(resolve_model(prepared(job))).parts:
         # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
         upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, place_of(part.store.folder), upgraded)
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
     return found
 
 

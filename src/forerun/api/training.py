@@ -18,6 +18,7 @@ from forerun.run.profiling.step_range import StepRange, range_of
 from forerun.run_folder.moved_run import require_run_in_place
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
 from forerun.run_folder.stage_folder import run_of
+from forerun.storage.address import Address
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.supervise.run_lock import owned
 from forerun.track.display.display import Display
@@ -141,7 +142,7 @@ def train_in_place(
 
 def run_lock(job: Job, *, take_over: bool, warn: Callable[[str], None]) -> AbstractContextManager[None]:
     """Return the lock of the job's run. A run in a bucket has none: buckets have no locks."""
-    if "://" in job.runs:
+    if Address.of(job.runs).is_remote:
         return nullcontext()
     return owned(folder_of(job).path, take_over=take_over, tell=warn)
 

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.checkpoint.storage.place import place_of
 from forerun.errors import StorageError
+from forerun.storage.address import Address
+from forerun.storage.folder import LocalFolder
 from forerun.units import KIB, Bytes
 
 _BLOCK_BYTES = 4 * KIB
@@ -35,16 +36,15 @@ def require_disk_space(folder: Path | str, needed: int) -> None:
     Space that existing checkpoints in the folder use counts as free, because new ones replace them. A bucket has no
     limit.
     """
-    place = place_of(folder)
-    free = place.room_bytes()
-    if free is None:
+    if Address.of(folder).is_remote:
         return
-    held = sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in place.sizes("").values()) if place.names() else 0
+    storage = LocalFolder(Path(folder).resolve())
+    free, held = storage.free_bytes(), storage.used_bytes(_BLOCK_BYTES)
     if free + held < needed:
         raise StorageError(
             "E-CHECKPOINT-009",
             f"the checkpoints of this run need {Bytes(needed)}, but only {Bytes(free + held)} can be used",
-            why=f"{place.address}: {Bytes(free)} free, {Bytes(held)} used by its checkpoints",
+            why=f"{storage.address}: {Bytes(free)} free, {Bytes(held)} used by its checkpoints",
             fix=f"free {Bytes(needed - free - held)} there, keep fewer (checkpoint.keep=1), or use another disk "
             "(runs=/path)",
         )

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.checkpoint.manifest import Manifest
-from forerun.checkpoint.storage.place import PART, StoragePlace
-from forerun.checkpoint.storage.retries import StorageUnavailable
+from forerun.errors import UserError
+from forerun.storage.folder import PART, Folder, create_once
+from forerun.storage.retries import StorageUnavailable
 
 FOLDER = "commits"
 FORMAT = 1
@@ -65,8 +66,8 @@ class BrokenRecord:
 class Log:
     """The records of a run, in the folder `commits` of its checkpoints."""
 
-    def __init__(self, place: StoragePlace) -> None:
-        self.place = place
+    def __init__(self, storage: Folder) -> None:
+        self.storage = storage
         self._known: dict[int, Claim | Commit] = {}
 
     def records(self) -> list[Claim | Commit | BrokenRecord]:
@@ -110,33 +111,50 @@ class Log:
         return next((record.token for record in self.records() if isinstance(record, Claim)), "")
 
     def remove(self, commit: Commit) -> None:
-        self.place.remove(_name(commit.number))
+        self.storage.remove(_name(commit.number))
 
     def replace_broken(self) -> None:
         """Replace damaged records by claims, so that their numbers stay taken and they are reported only once."""
         for record in self.records():
             if isinstance(record, BrokenRecord) and record.damaged:
-                self.place.remove(_name(record.number))
+                self.storage.remove(_name(record.number))
                 self._create(record.number, {"kind": "claim", "owner": "nobody: a damaged record was here"})
 
     def remove_parts(self, last: int) -> None:
         """Remove temporary files of records up to the number `last`. Their numbers are taken, so they are useless."""
-        for name in self.place.names(FOLDER):
+        for name in self.storage.names(FOLDER):
             number = name.split(".")[0]
             if name.endswith(PART) and number.isdigit() and int(number) <= last:
-                self.place.remove(f"{FOLDER}/{name}")
+                self.storage.remove(f"{FOLDER}/{name}")
 
     def _numbers(self) -> set[int]:
-        stems = (name.removesuffix(".json") for name in self.place.names(FOLDER) if name.endswith(".json"))
+        numbers = self._listed()
+        if numbers or self.storage.is_local or not self.storage.exists(_name(1)):
+            return numbers
+        # The first record is a claim and is never removed. If it exists and the listing stays empty, the listing is
+        # wrong, and the run must not start from the beginning.
+        numbers = self._listed()
+        if not numbers:
+            raise UserError(
+                "E-CHECKPOINT-019",
+                f"the checkpoints in {self.storage.address} cannot be listed",
+                why="the first record of the run exists, and the listing of the bucket is empty",
+                fix="allow this account to list the objects of the bucket",
+            )
+        return numbers
+
+    def _listed(self) -> set[int]:
+        """Return the numbers in the listing of the folder."""
+        stems = (name.removesuffix(".json") for name in self.storage.names(FOLDER) if name.endswith(".json"))
         return {int(stem) for stem in stems if stem.isdigit()}
 
     def _create(self, number: int, body: dict[str, Any]) -> bool:
         record = {"format": FORMAT, "number": number, "token": secrets.token_hex(8), **body}
-        return self.place.create(_name(number), _encoded(record))
+        return create_once(self.storage, _name(number), _encoded(record))
 
     def _read(self, number: int) -> Claim | Commit | BrokenRecord | None:
         try:
-            return _decoded(number, self.place.read(_name(number)))
+            return _decoded(number, self.storage.read(_name(number)))
         except FileNotFoundError:  # removed by its owner since it was listed
             return None
         except (

@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 import xxhash
 
-from forerun.checkpoint.storage.place import StoragePlace
-from forerun.checkpoint.storage.retries import StorageUnavailable
+from forerun.storage.folder import FileRange, Folder
+from forerun.storage.retries import StorageUnavailable
 from forerun.units import MIB, Bytes
 
 PIECE_BYTES = 32 * MIB
@@ -43,65 +43,85 @@ class Damage:
         return f"{self.file}: {self.what}"
 
 
-def manifest_of(place: StoragePlace, folder: str) -> dict[str, tuple[int, str]]:
+def manifest_of(storage: Folder, folder: str) -> dict[str, tuple[int, str]]:
     """Return the manifest of the files below `folder`."""
-    sizes = place.sizes(folder)
-    digests = _digests(place, folder, sizes)
-    return {name: (sizes[name], digests[name]) for name in sorted(sizes)}
+    names = sorted(storage.inside(folder).files())
+    with ThreadPoolExecutor(THREADS, "digest") as threads:
+        contents = threads.map(lambda name: _size_and_digest(storage, f"{folder}/{name}"), names)
+        return dict(zip(names, contents, strict=True))
 
 
-def damage(place: StoragePlace, folder: str, manifest: Manifest, part: tuple[int, int] = (0, 1)) -> Damage | None:
+def damage(storage: Folder, folder: str, manifest: Manifest, part: tuple[int, int] = (0, 1)) -> Damage | None:
     """Return the first file that is missing or differs from the manifest, or None.
 
     Files that the manifest does not name are ignored, because nothing reads them.
 
     Args:
-      place: where the checkpoints are stored.
+      storage: where the checkpoints are stored.
       folder: the folder of the checkpoint.
       manifest: the expected files.
       part: (i, n) compares the digests of every n-th file only, from file i on. Host i of n hosts does this share.
 
     Raises:
-      StorageUnavailable: the place does not answer, so nothing is known about the files.
+      StorageUnavailable: the storage does not answer, so nothing is known about the files.
     """
     try:
-        sizes = place.sizes(folder)
+        names = storage.inside(folder).files()
     except StorageUnavailable:
         raise
     except OSError as error:
         return Damage(folder, _reason(error))
-    for name, (size, _) in manifest.items():
-        if name not in sizes:
-            return Damage(name, "is missing")
-        if sizes[name] != size:
-            return Damage(name, f"has {Bytes(sizes[name])} ({sizes[name]}), {size} were committed")
-    share = {name: size for name, (size, _) in list(manifest.items())[part[0] :: part[1]]}
+    if (missing := next((name for name in manifest if name not in names), None)) is not None:
+        return Damage(missing, "is missing")
+    share = dict(list(manifest.items())[part[0] :: part[1]])
+    pieces = [(name, start) for name, (size, _) in share.items() for start in range(0, max(size, 1), PIECE_BYTES)]
+    digests, sizes = dict.fromkeys(share, b""), dict.fromkeys(share, 0)
     try:
-        digests = _digests(place, folder, share)
+        with ThreadPoolExecutor(THREADS, "digest") as threads:
+            results = threads.map(lambda piece: _piece(storage, f"{folder}/{piece[0]}", piece[1]), pieces)
+            for (name, _), (piece_bytes, piece_digest) in zip(pieces, results, strict=True):
+                digests[name] += piece_digest
+                sizes[name] += piece_bytes
+            beyond = threads.map(
+                lambda name: storage.read_ranges([FileRange(f"{folder}/{name}", share[name][0], share[name][0] + 1)])[
+                    0
+                ],
+                share,
+            )
+            longer = [name for name, content in zip(share, beyond, strict=True) if content]
     except StorageUnavailable:
         raise
     except OSError as error:
         return Damage(str(error.filename or folder).rpartition(f"/{folder}/")[2], _reason(error))
-    wrong = next((name for name in share if digests[name] != manifest[name][1]), None)
-    return Damage(wrong, "its content has changed since it was saved (digest differs)") if wrong else None
+    for name, (size, digest) in share.items():
+        if name in longer:
+            return Damage(name, f"is longer than the {size} bytes that were committed")
+        if sizes[name] != size:
+            return Damage(name, f"has {Bytes(sizes[name])} ({sizes[name]}), {size} were committed")
+        if xxhash.xxh3_128_hexdigest(digests[name]) != digest:
+            return Damage(name, "its content has changed since it was saved (digest differs)")
+    return None
 
 
-def _digests(place: StoragePlace, folder: str, sizes: Mapping[str, int]) -> dict[str, str]:
-    """Return the digest of each file, computed by several threads."""
-    pieces = [(name, start) for name, size in sizes.items() for start in range(0, max(size, 1), PIECE_BYTES)]
-    with ThreadPoolExecutor(THREADS, "digest") as threads:
-        found = threads.map(lambda piece: _piece(place, f"{folder}/{piece[0]}", piece[1]), pieces)
-        joined: dict[str, bytes] = dict.fromkeys(sizes, b"")
-        for (name, _), digest in zip(pieces, found, strict=True):
-            joined[name] += digest
-    return {name: xxhash.xxh3_128_hexdigest(parts) for name, parts in joined.items()}
+def _size_and_digest(storage: Folder, name: str) -> tuple[int, str]:
+    """Return the size and the digest of a file, read piece by piece: the listing of a bucket has no sizes."""
+    size, digests = 0, b""
+    while True:
+        piece_bytes, digest = _piece(storage, name, size)
+        if piece_bytes or not size:
+            digests += digest
+        size += piece_bytes
+        if piece_bytes < PIECE_BYTES:
+            return size, xxhash.xxh3_128_hexdigest(digests)
 
 
-def _piece(place: StoragePlace, name: str, start: int) -> bytes:
-    digest = xxhash.xxh3_128()
-    for block in place.blocks(name, start, PIECE_BYTES):
+def _piece(storage: Folder, name: str, start: int) -> tuple[int, bytes]:
+    """Return the size and the digest of the piece of a file that begins at `start`."""
+    digest, size = xxhash.xxh3_128(), 0
+    for block in storage.blocks(name, start, PIECE_BYTES):
         digest.update(block)
-    return digest.digest()
+        size += len(block)
+    return size, digest.digest()
 
 
 def _reason(error: OSError) -> str:

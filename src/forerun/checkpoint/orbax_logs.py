@@ -1,4 +1,4 @@
-"""Suppression of the logs and leftovers of Orbax and gcsfs.
+"""Suppression of the logs and leftovers of Orbax.
 
 Their errors are raised as exceptions, which forerun reports. Their logs (hundreds of lines for one full disk) would
 hide these reports.
@@ -35,12 +35,6 @@ def quiet_orbax() -> None:
     hook: Any = sys.unraisablehook
     if getattr(hook, "func", None) is not _report_unless_late:
         sys.unraisablehook = partial(_report_unless_late, hook)
-
-
-def quiet_bucket() -> None:
-    """Suppress the logs of gcsfs, which has a traceback for each failed request."""
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", _UNSTARTED_COROUTINE, RuntimeWarning)
 
 
 def forget(response: Any) -> None:

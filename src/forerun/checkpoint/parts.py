@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from forerun.checkpoint.log import Commit
-from forerun.checkpoint.storage.place import StoragePlace
+from forerun.storage.folder import Folder, create_once
 from forerun.units import MIB
 
 FOLDER = "files"
@@ -24,7 +24,7 @@ LARGEST_BYTES = 32 * MIB  # maximum size of a part, which is in memory while it 
 _NAME = re.compile(r"\d+-(?P<fence>\d+)-\d+-[a-z]+-\d+")
 
 Recorded = Mapping[str, Sequence[Sequence[Any]]]  # by file: name and bytes of each part
-Attach = Callable[[StoragePlace, str], Recorded]
+Attach = Callable[[Folder, str], Recorded]
 
 
 class FilePart(NamedTuple):
@@ -44,12 +44,12 @@ class Snapshot(Protocol):
 
 
 def write_parts(
-    place: StoragePlace, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]
+    storage: Folder, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]
 ) -> list[FilePart]:
     """Store the bytes of `content` that the `earlier` parts do not have, and return all parts.
 
     Args:
-      place: where the checkpoints are stored.
+      storage: where the checkpoints are stored.
       save: the folder of the save, which is unique. It becomes a part of the names.
       file: a word that identifies the file.
       content: the file at the moment of the save.
@@ -63,17 +63,17 @@ def write_parts(
     while start < content.size:
         body = content.read(start, min(content.size, start + LARGEST_BYTES))
         name = f"{FOLDER}/{save}-{file}-{start}"
-        if not place.create(name, body):
+        if not create_once(storage, name, body):
             raise FileExistsError(0, "a part of another save has this name", name)
         kept.append(FilePart(name, len(body)))
         start += len(body)
     return kept
 
 
-def read_parts(place: StoragePlace, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
+def read_parts(storage: Folder, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
     """Yield the content of a file. It is not verified: the caller compares its digest."""
     for part in parts:
-        yield from place.blocks(part.name, 0, part.bytes)
+        yield from storage.blocks(part.name, 0, part.bytes)
 
 
 def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
@@ -90,10 +90,10 @@ def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
     return parts
 
 
-def remove_unnamed(place: StoragePlace, fence: int, commits: Iterable[Commit]) -> None:
+def remove_unnamed(storage: Folder, fence: int, commits: Iterable[Commit]) -> None:
     """Remove parts that no commit names, if the owner with the fencing number `fence` or an earlier one wrote them."""
     named = {name for commit in commits for parts in commit.record.get(PARTS, {}).values() for name, _ in parts}
-    for name in place.names(FOLDER):
+    for name in storage.names(FOLDER):
         match = _NAME.fullmatch(name)
         if match and int(match["fence"]) <= fence and f"{FOLDER}/{name}" not in named:
-            place.remove(f"{FOLDER}/{name}")
+            storage.remove(f"{FOLDER}/{name}")

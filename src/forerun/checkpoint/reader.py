@@ -18,11 +18,13 @@ from orbax.checkpoint import v1 as orbax
 from forerun.checkpoint import hosts
 from forerun.checkpoint.log import BrokenRecord, Commit, Log
 from forerun.checkpoint.manifest import Damage, damage
+from forerun.checkpoint.orbax_buckets import orbax_context
 from forerun.checkpoint.orbax_logs import quiet_orbax
-from forerun.checkpoint.storage.place import place_of
-from forerun.checkpoint.storage.retries import NONE, RetrySchedule, StorageUnavailable
 from forerun.checkpoint.tree import first_difference, in_job_form, in_saved_form
 from forerun.errors import UserError
+from forerun.storage.address import Address
+from forerun.storage.open_folder import folder_at
+from forerun.storage.retries import NONE, RetrySchedule, StorageUnavailable
 
 T = TypeVar("T")
 
@@ -70,12 +72,14 @@ class Reader:
         self, folder: Path | str, patience: RetrySchedule = NONE, tell: Callable[[str], None] = lambda text: None
     ) -> None:
         quiet_orbax()
-        self.place = place_of(folder, patience, tell)
-        self.log = Log(self.place)
+        # Orbax needs absolute paths.
+        address = folder if Address.of(folder).is_remote else Path(folder).resolve()
+        self.storage = folder_at(address, patience, tell)
+        self.log = Log(self.storage)
 
     def identity(self) -> str:
         """Return the random text that identifies the run, also after a change of owner."""
-        return self.place.with_retries(self.log.identity)
+        return self.storage.with_retries(self.log.identity)
 
     def steps(self) -> list[int]:
         """Return the steps of committed checkpoints, ascending."""
@@ -97,7 +101,7 @@ class Reader:
             raise UserError(
                 "E-CHECKPOINT-003",
                 f"there is no checkpoint of step {step}",
-                why=f"{self.place.address} has {', '.join(map(str, self.steps())) or 'none'}",
+                why=f"{self.storage.address} has {', '.join(map(str, self.steps())) or 'none'}",
                 fix="choose one of these steps",
             )
         return found[-1]
@@ -105,7 +109,7 @@ class Reader:
     def damage(self, step: int) -> Damage | None:
         """Verify the files of a checkpoint without restoring it. Return the first damage, or None."""
         commit = self.commit(step)
-        return damage(self.place, commit.folder, commit.files)
+        return damage(self.storage, commit.folder, commit.files)
 
     def newest_good(self) -> int | None:
         """Return the step of the newest checkpoint that is not damaged.
@@ -114,7 +118,7 @@ class Reader:
         """
         commits = self.commits()
         for commit in reversed(commits):
-            if damage(self.place, commit.folder, commit.files) is None:
+            if damage(self.storage, commit.folder, commit.files) is None:
                 return commit.step
         return commits[-1].step if commits else None
 
@@ -143,7 +147,7 @@ class Reader:
           Damaged: there are checkpoints, and all are damaged.
         """
         skipped: list[SkippedCheckpoint] = []
-        for record in reversed(self.place.with_retries(self.log.records)):
+        for record in reversed(self.storage.with_retries(self.log.records)):
             if isinstance(record, BrokenRecord):
                 skipped.append(SkippedCheckpoint(None, record.number, record.why))
             elif isinstance(record, Commit):
@@ -158,24 +162,24 @@ class Reader:
                 "E-CHECKPOINT-004",
                 "no checkpoint can be used",
                 why="\n".join(map(str, skipped)),
-                fix=f"check the disk under {self.place.address}; to train from the beginning, use --fresh",
+                fix=f"check the disk under {self.storage.address}; to train from the beginning, use --fresh",
             )
         self.require_records()
         return None
 
     def require_records(self) -> None:
         """Raise UserError if the folder has checkpoints but no records, because these must not be used or removed."""
-        self.place.with_retries(self._require_records)
+        self.storage.with_retries(self._require_records)
 
     def _require_records(self) -> None:
         if self.log.records():
             return
-        found = [name for name in self.place.names() if name.isdigit() or STEP_FOLDER.fullmatch(name)]
+        found = [name for name in self.storage.names() if name.isdigit() or STEP_FOLDER.fullmatch(name)]
         # Read the log again: a run that has just started may have claimed the folder and saved in the meantime.
         if found and not self.log.records():
             raise UserError(
                 "E-CHECKPOINT-005",
-                f"{self.place.address} has checkpoints without commit records",
+                f"{self.storage.address} has checkpoints without commit records",
                 why=f"{', '.join(found[:5])}: written by a version of forerun without commit records, or commits/ was "
                 "removed; without records, forerun cannot verify them",
                 fix="restore commits/, or start over with --fresh (the old folder is renamed and kept)",
@@ -183,7 +187,7 @@ class Reader:
 
     def commits(self) -> list[Commit]:
         """Return the commits that can be read, ascending by number."""
-        found = self.place.with_retries(self.log.commits)
+        found = self.storage.with_retries(self.log.commits)
         if not found:
             self.require_records()
         return found
@@ -192,18 +196,17 @@ class Reader:
         """Verify the files of a commit, compare its tree with `like`, and load its arrays."""
         if any(leaf.sharding is None for leaf in jax.tree.leaves(like)):
             raise ValueError("restore needs a sharding on every leaf")
-        with_retries = self.place.with_retries
+        with_retries = self.storage.with_retries
         share = hosts.part()
-        self._require_good(commit, with_retries(lambda: damage(self.place, commit.folder, commit.files, share)))
+        self._require_good(commit, with_retries(lambda: damage(self.storage, commit.folder, commit.files, share)))
         wanted: Any = like if part is None else {part: like}
         form = in_saved_form(self._saved_tree(commit, wanted, part), wanted)
-        context = orbax.Context()
-        context.multiprocessing.active_processes = hosts.all_hosts()
+        context = orbax_context(self.storage)
         context.pytree.loading.partial_load = part is not None
 
         def load() -> Any:
             with context:
-                return orbax.load(f"{self.place.address}/{commit.folder}", form)
+                return orbax.load(f"{self.storage.address}/{commit.folder}", form)
 
         try:
             state = with_retries(load) if share[1] == 1 else load()  # hosts that load together cannot retry one by one
@@ -226,7 +229,7 @@ class Reader:
         if hosts.true_on_all(found is None):
             return
         older = [other.step for other in self.log.commits() if other.number < commit.number]
-        where = f"{self.place.address}/{commit.folder}"
+        where = f"{self.storage.address}/{commit.folder}"
         raise Damaged(
             "E-CHECKPOINT-007",
             f"the checkpoint of step {commit.step} is damaged",
@@ -238,7 +241,10 @@ class Reader:
 
     def _saved_tree(self, commit: Commit, wanted: Any, part: str | None) -> Any:
         """Return the metadata of the arrays of a commit, or of one part. Raise a UserError if `wanted` has others."""
-        saved = self.place.with_retries(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
+        with orbax_context(self.storage):
+            saved = self.storage.with_retries(
+                lambda: orbax.metadata(f"{self.storage.address}/{commit.folder}").metadata
+            )
         if part is not None:
             saved = {part: saved.get(part)}
         difference = first_difference(saved, wanted)
@@ -247,7 +253,7 @@ class Reader:
                 "E-CHECKPOINT-008",
                 f"the checkpoint of step {commit.step} belongs to another model or optimizer",
                 why=f"{difference.name}: {difference.saved or 'nothing'} in the checkpoint, "
-                f"{difference.wanted or 'nothing'} in the job\n{self.place.address}/{commit.folder}",
+                f"{difference.wanted or 'nothing'} in the job\n{self.storage.address}/{commit.folder}",
                 fix="undo the change of the job, or give it another name to start a new run",
             )
         return saved
@@ -255,4 +261,5 @@ class Reader:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an exception's text, or the name of its type."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    text = error.what if isinstance(error, UserError) else str(error)
+    return (text.splitlines() or [type(error).__name__])[0]

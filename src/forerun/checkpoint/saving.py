@@ -13,8 +13,9 @@ import jax
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
+from forerun.checkpoint.orbax_buckets import orbax_context
 from forerun.checkpoint.orbax_logs import forget, release
-from forerun.checkpoint.storage.place import StoragePlace
+from forerun.storage.folder import Folder
 
 
 class Writer(Protocol):
@@ -44,14 +45,14 @@ class SingleTryWriter:
 
     tries = 1
 
-    def __init__(self, place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> None:
-        self._place, self._context, self.folder = place, context, new_folder()
+    def __init__(self, storage: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> None:
+        self._storage, self._context, self.folder = storage, context, new_folder()
         self._response: orbax.AsyncResponse[None] | None = None
 
     def start(self, state: Any) -> None:
         if hosts.is_first():
-            self._place.require_folders(self.folder)
-        self._response = begin_save(self._place, self._context, self.folder, state)
+            self._storage.require_folders(self.folder)
+        self._response = begin_save(self._storage, self._context, self.folder, state)
 
     def write(self) -> str:
         assert self._response is not None
@@ -60,14 +61,14 @@ class SingleTryWriter:
 
 
 class RetryingWriter:
-    """Writes from a copy of the arrays in the host's memory, and tries again while the place does not answer.
+    """Writes from a copy of the arrays in the host's memory, and tries again while the storage does not answer.
 
     This is for one host that saves to a bucket. Each try has its own folder, because threads of an earlier try may
     still be writing.
     """
 
-    def __init__(self, place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> None:
-        self._place, self._context, self._new_folder = place, context, new_folder
+    def __init__(self, storage: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> None:
+        self._storage, self._context, self._new_folder = storage, context, new_folder
         self.folder, self.tries = new_folder(), 0
         self._copy: Any = None
 
@@ -76,7 +77,7 @@ class RetryingWriter:
 
     def write(self) -> str:
         try:
-            self._place.with_retries(self._try)
+            self._storage.with_retries(self._try)
         finally:
             self._copy = None  # it is as large as the state
         return self.folder
@@ -85,27 +86,27 @@ class RetryingWriter:
         self.tries += 1
         if self.tries > 1:
             self.folder = self._new_folder()
-        self._place.require_folders(self.folder)
-        finish_save(begin_save(self._place, self._context, self.folder, self._copy))
+        self._storage.require_folders(self.folder)
+        finish_save(begin_save(self._storage, self._context, self.folder, self._copy))
 
 
-def writer_for(place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> Writer:
-    """Return the writer for one save to this place.
+def writer_for(storage: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> Writer:
+    """Return the writer for one save to this storage.
 
     Args:
-      place: where the checkpoints are stored.
+      storage: where the checkpoints are stored.
       context: settings of Orbax.
       new_folder: returns the name of a new folder at each call.
     """
-    retries = place.patience is not None and not hosts.several()
-    return (RetryingWriter if retries else SingleTryWriter)(place, context, new_folder)
+    retries = storage.schedule is not None and not hosts.several()
+    return (RetryingWriter if retries else SingleTryWriter)(storage, context, new_folder)
 
 
-def begin_save(place: StoragePlace, context: orbax.Context, folder: str, state: Any) -> orbax.AsyncResponse[None]:
+def begin_save(storage: Folder, context: orbax.Context, folder: str, state: Any) -> orbax.AsyncResponse[None]:
     """Start a save by Orbax. It has copied the state from the devices when this function returns."""
     try:
         with context:
-            return orbax.save_async(f"{place.address}/{folder}", state)
+            return orbax.save_async(f"{storage.address}/{folder}", state)
     except BaseException:  # also Ctrl-C
         release_threads()
         raise
@@ -145,10 +146,9 @@ def host_copy(state: Any) -> Any:
     return jax.tree.map(copy, state)
 
 
-def orbax_context() -> orbax.Context:
+def saving_context(storage: Folder) -> orbax.Context:
     """Return the settings of Orbax for saves."""
-    context = orbax.Context()
-    context.multiprocessing.active_processes = hosts.all_hosts()
+    context = orbax_context(storage)
     # To cut replicated arrays into slices, one per replica, Orbax would compile programs in the middle of a run.
     context.array.saving.use_replica_parallel = False
     # Compression makes trained weights smaller by only a twelfth, and takes most of a save's time. Without it, the

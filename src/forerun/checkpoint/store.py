@@ -31,9 +31,9 @@ from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
 from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint, first_line
 from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.saving import Writer, orbax_context, release_threads, writer_for
-from forerun.checkpoint.storage.retries import RetrySchedule, StorageUnavailable
+from forerun.checkpoint.saving import Writer, release_threads, saving_context, writer_for
 from forerun.errors import StorageError, UserError
+from forerun.storage.retries import RetrySchedule, StorageUnavailable
 from forerun.units import Seconds
 
 T = TypeVar("T")
@@ -103,8 +103,8 @@ class CheckpointStore:
         self._tell, self._lines, self._thread = tell, deque[str](), threading.get_ident()
         self.reader = Reader(folder, patience or RetrySchedule(), self._report)
         self.reader.require_records()
-        self._log, self._place = self.reader.log, self.reader.place
-        self._context = orbax_context()
+        self._log, self._storage = self.reader.log, self.reader.storage
+        self._context = saving_context(self._storage)
         self._saving: _Save | None = None
         self._attempts = 0
         self.save_seconds: float | None = None  # of the last save, from its call to its commit
@@ -127,7 +127,7 @@ class CheckpointStore:
           TakenOver: another process owns the run now.
         """
         self._settle()
-        writer = writer_for(self._place, self._context, lambda: self._new_folder(step))
+        writer = writer_for(self._storage, self._context, lambda: self._new_folder(step))
         save = _Save(step, json.loads(json.dumps(record)), writer, attach)
         # Start the thread before those of Orbax are busy. Starting it later would delay the step by milliseconds.
         threading.Thread(target=self._finish, args=(save,), name="checkpoint", daemon=True).start()
@@ -186,17 +186,17 @@ class CheckpointStore:
         """Claim the run, remove leftovers of former owners, and return the fencing number."""
         name = owner or f"{socket.gethostname()}:{os.getpid()}"
         try:
-            fence = self._place.with_retries(lambda: self._log.claim(name)).fence
+            fence = self._storage.with_retries(lambda: self._log.claim(name)).fence
         except StorageUnavailable:
             raise
         except OSError as error:
             raise StorageError(
                 "E-CHECKPOINT-010",
-                f"the run in {self._place.address} cannot be taken over: nothing can be written there",
+                f"the run in {self._storage.address} cannot be taken over: nothing can be written there",
                 why=first_line(error),
                 fix="free space or correct the permissions there, then run the same command again",
             ) from error
-        with suppress(OSError):
+        with suppress(OSError, UserError):  # some roles may create objects and not delete them
             self._remove_leftovers(fence, fence)
         return fence
 
@@ -206,15 +206,15 @@ class CheckpointStore:
         if owner is None or owner.number != self.fence:
             raise UserError(
                 "E-CHECKPOINT-011",
-                f"this host does not see what host 0 writes to {self._place.address}",
+                f"this host does not see what host 0 writes to {self._storage.address}",
                 why=f"claim {self.fence} of host 0 is not there; the folder may be on a disk of this host only",
                 fix="put the run's folder on a file system that all hosts share, or in a bucket",
             )
         folder = f"0-{self.fence}-0"
         with self._context:
-            orbax.save_async(f"{self._place.address}/{folder}", {"rehearsal": np.zeros(1, np.int32)}).result()
+            orbax.save_async(f"{self._storage.address}/{folder}", {"rehearsal": np.zeros(1, np.int32)}).result()
         if hosts.is_first():
-            self._place.remove(folder)
+            self._storage.remove(folder)
 
     def _new_folder(self, step: int) -> str:
         self._attempts += 1
@@ -276,14 +276,14 @@ class CheckpointStore:
             if not hosts.is_first():
                 return
             files = self._digest(save, folder)
-            committed = self._place.with_retries(lambda: self._append_record(save.step, folder, files, save.record))
+            committed = self._storage.with_retries(lambda: self._append_record(save.step, folder, files, save.record))
         except StorageUnavailable as error:
             raise self._not_saved(save.step, error) from error  # the next owner removes the files of this save
         except Exception as error:
             self._discard(save.writer.folder)
             if self._is_taken_over():  # the new owner may have removed the files: the disk is not at fault
                 raise self._taken_over(save.step) from error
-            if isinstance(error, OSError) or any(words in str(error) for words in _DISK_ERRORS):
+            if isinstance(error, OSError | UserError) or any(words in str(error) for words in _DISK_ERRORS):
                 raise self._not_saved(save.step, error) from error
             raise
         if not committed:
@@ -293,10 +293,10 @@ class CheckpointStore:
 
     def _digest(self, save: _Save, folder: str) -> dict[str, tuple[int, str]]:
         """Flush the arrays, store the parts of the run's files, and return size and digest of each array file."""
-        self._place.flush(folder)
+        self._storage.flush(folder)
         if (attach := save.attach) is not None:
-            save.record[PARTS] = self._place.with_retries(lambda: attach(self._place, folder))
-        return self._place.with_retries(lambda: manifest_of(self._place, folder))
+            save.record[PARTS] = self._storage.with_retries(lambda: attach(self._storage, folder))
+        return self._storage.with_retries(lambda: manifest_of(self._storage, folder))
 
     def _append_record(self, step: int, folder: str, files: dict[str, tuple[int, str]], record: dict[str, Any]) -> bool:
         """Append the commit record. Return False if another owner has taken its number."""
@@ -314,7 +314,7 @@ class CheckpointStore:
 
     def _clean(self) -> None:
         """Remove checkpoints that are not kept, records first: a kill in between leaves files that do not count."""
-        with suppress(OSError):  # the next save or the next owner removes the rest
+        with suppress(OSError, UserError):  # the next save or the next owner removes the rest
             commits = self._log.commits()
             kept = self.retention.kept(commits)
             for commit in commits:
@@ -330,11 +330,11 @@ class CheckpointStore:
             return  # a broken record may name any of them
         named = {record.folder for record in records if isinstance(record, Commit)}
         self._log.remove_parts(last)
-        for name in self._place.names():
+        for name in self._storage.names():
             match = STEP_FOLDER.fullmatch(name)
             if match and int(match["fence"]) <= fence and name not in named:
-                self._place.remove(name)
-        remove_unnamed(self._place, fence, [record for record in records if isinstance(record, Commit)])
+                self._storage.remove(name)
+        remove_unnamed(self._storage, fence, [record for record in records if isinstance(record, Commit)])
 
     def _discard(self, folder: str) -> None:
         """Remove a failed save, so that a full disk does not stay full.
@@ -344,14 +344,14 @@ class CheckpointStore:
         try:
             if not hosts.is_first() or any(commit.folder == folder for commit in self._log.commits()):
                 return
-        except StorageUnavailable:
+        except (OSError, UserError):
             return
         for _ in range(_REMOVALS):
             try:
-                left = [name for name in self._place.names() if name == folder or name.startswith(f"{folder}.")]
+                left = [name for name in self._storage.names() if name == folder or name.startswith(f"{folder}.")]
                 for name in left:
-                    self._place.remove(name)
-            except OSError:
+                    self._storage.remove(name)
+            except (OSError, UserError):
                 left = [folder]
             if not left:
                 return
@@ -359,7 +359,7 @@ class CheckpointStore:
 
     def _not_saved(self, step: int, error: Exception) -> SaveFailed:
         if isinstance(error, StorageUnavailable):
-            why = f"{error.what}, in {Seconds((self._place.patience or RetrySchedule()).total_seconds)}: {error.why}"
+            why = f"{error.what}, in {Seconds((self._storage.schedule or RetrySchedule()).total_seconds)}: {error.why}"
             fix = "check the network and the bucket; the same command resumes from the newest checkpoint there"
             return SaveFailed("E-CHECKPOINT-016", f"the checkpoint of step {step} was not saved", why=why, fix=fix)
         newest = self.newest()
@@ -368,13 +368,13 @@ class CheckpointStore:
             "E-CHECKPOINT-017",
             f"the checkpoint of step {step} was not saved",
             why=first_line(error),
-            fix=f"free space or correct the permissions in {self._place.address}; {rest}",
+            fix=f"free space or correct the permissions in {self._storage.address}; {rest}",
         )
 
     def _is_taken_over(self) -> bool:
         try:
             owner = self._log.owner()
-        except OSError:
+        except (OSError, UserError):
             return False
         return owner is not None and owner.number > self.fence
 
@@ -384,6 +384,6 @@ class CheckpointStore:
         return TakenOver(
             "E-CHECKPOINT-012",
             f"the checkpoint of step {step} was not saved: another process has taken this run over",
-            why=f"{who}; this process holds claim {self.fence}\n{self._place.address}",
+            why=f"{who}; this process holds claim {self.fence}\n{self._storage.address}",
             fix="nothing, if the other process should continue; otherwise stop it and run the same command again",
         )

@@ -53,7 +53,7 @@ def _job(args: argparse.Namespace) -> Job:
 def _show(args: argparse.Namespace, resolved: ResolvedJob) -> int:
     from forerun.api.dataset import PIPED_COLUMNS, inspect_data
     from forerun.console import SafeConsole
-    from forerun.data.storage.cache_size import bucket_cache
+    from forerun.data.reads.cache_size import bucket_cache
     from forerun.units import Bytes
 
     report = inspect_data(resolved.job, samples=args.samples)

@@ -87,14 +87,15 @@ def _cheapest_zones(name: str, *, spot: bool) -> list[str]:
 def _job_values(loaded: LoadedJob, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return the bucket of a job and the size of its data."""
     from forerun.cloud.setup.job_files import job_files
+    from forerun.storage.address import Address
 
     tree = loaded.job.model_dump(mode="json")
-    folder = str(tree["checkpoint"].get("folder") or "")
+    folder = Address.of(tree["checkpoint"].get("folder") or "")
     text = loaded.path.read_text(encoding="utf-8")
     files = job_files(text, loaded.path.resolve().parent, overrides, "/job").files
     return {
         "has_job": True,
-        "bucket": folder.removeprefix("gs://").split("/")[0] if folder.startswith("gs://") else "",
+        "bucket": folder.bucket if folder.protocol == "gs" else "",
         "data_bytes": sum(one.source.stat().st_size for one in files),
         "data_addresses": tuple(dict.fromkeys(_addresses(tree.get("data")))),
     }
@@ -102,7 +103,9 @@ def _job_values(loaded: LoadedJob, overrides: tuple[str, ...]) -> dict[str, Any]
 
 def _addresses(value: object) -> Iterator[str]:
     """Yield the bucket addresses in a section of a job."""
-    if isinstance(value, str) and value.startswith("gs://"):
+    from forerun.storage.address import Address
+
+    if isinstance(value, str) and Address.of(value).protocol == "gs":
         yield value
     elif isinstance(value, dict):
         # The token store is written to, not read from, a bucket.

@@ -71,8 +71,9 @@ def _require_possible(args: argparse.Namespace) -> None:
         from forerun.config.schema import Part
         from forerun.data.source.sources import open_source
         from forerun.data.text import local_path
+        from forerun.storage.address import Address
 
-        if "://" not in args.data and not glob.has_magic(args.data):
+        if not Address.of(args.data).is_remote and not glob.has_magic(args.data):
             local_path(args.data, key="--data")
         open_source(Part(path=args.data))
     if args.tasks:

@@ -179,14 +179,15 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, r
 def resumption(job: Job, *, fresh: bool = False) -> str:
     """Return where the same command resumes the run, from the checkpoints that are on the disk now."""
     from forerun.checkpoint.log import Log
-    from forerun.checkpoint.storage.place import Local
     from forerun.run_folder.run_folder import folder_of
+    from forerun.storage.address import Address
+    from forerun.storage.folder import LocalFolder
 
     again = "the same command without --fresh" if fresh else "the same command"
     checkpoints = folder_of(job).checkpoints(job)
-    if "://" in str(checkpoints):  # reading it may take longer than this process still has
+    if Address.of(checkpoints).is_remote:  # reading it may take longer than this process still has
         return f"{again} resumes from the newest checkpoint in {checkpoints}"
-    commits = Log(Local(Path(checkpoints))).commits()
+    commits = Log(LocalFolder(Path(checkpoints))).commits()
     if not commits:
         return "no checkpoint is saved, so the same command starts from the beginning"
     return f"the checkpoint of step {commits[-1].step} is saved; {again} resumes there"

@@ -211,12 +211,13 @@ def _corpus(resolved: ResolvedJob, warn: Callable[[str], None]) -> Corpus | None
     """
     from forerun.data.source.sources import open_source
     from forerun.resolve.job_corpus import open_corpus
+    from forerun.storage.address import Address
 
     job, size_bytes = resolved.job, 0
     if job.steps is None:
         return open_corpus(resolved)
     for part in job.data.parts.values():
-        if "://" in part.path or not (glob.has_magic(part.path) or Path(part.path).exists()):
+        if Address.of(part.path).is_remote or not (glob.has_magic(part.path) or Path(part.path).exists()):
             warn(f"data.path {part.path} is not on this machine")
             return None
         size_bytes += open_source(part).size_bytes
@@ -273,7 +274,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 
 def derived_rows(outcome: Outcome) -> list[Row]:
     from forerun.commands.model_dimensions import model_dimensions
-    from forerun.data.storage.cache_size import bucket_cache
+    from forerun.data.reads.cache_size import bucket_cache
     from forerun.methods.description import description
     from forerun.units import Bytes, Count
 

@@ -18,7 +18,9 @@ class Checkpoint(Section):
     every: PositiveInt | Literal["auto"] = about(
         "steps between saves", "auto: from the time of a step and of a save; see docs/how-to/train.md", "auto"
     )
-    folder: str | None = about("place of the checkpoints: a folder, or gs://bucket/folder", "in the run's folder", None)
+    folder: str | None = about(
+        "place of the checkpoints: a folder, gs://bucket/folder or s3://bucket/folder", "in the run's folder", None
+    )
     keep: PositiveInt = about("number of newest checkpoints to keep", "2: one may be damaged", 2)
     keep_every: PositiveInt | None = about("also keep checkpoints whose step is a multiple of this", "none", None)
     keep_best: int = about("also keep this many checkpoints with the lowest loss", "0: none", 0, ge=0, le=1000)

@@ -13,6 +13,7 @@ from forerun.config import keys
 from forerun.config.schema import Job
 from forerun.config.source import KeyPath, read_file, read_value
 from forerun.errors import UserError
+from forerun.storage.address import Address
 
 COMMAND_LINE = "command line"
 # Values of path keys that are names and not paths.
@@ -173,7 +174,7 @@ def _make_paths_absolute(given: Given) -> None:
     for path in path_keys(given.tree):
         tree = _section(given.tree, path[:-1])
         value = tree.get(path[-1]) if isinstance(tree, dict) else None
-        if not isinstance(value, str) or not value or "://" in value or value == _NO_PATH.get(path):
+        if not isinstance(value, str) or not value or Address.of(value).is_remote or value == _NO_PATH.get(path):
             continue
         folder = Path() if given.on_command_line(path) else given.file.parent
         absolute = os.path.abspath(folder / os.path.expanduser(value))

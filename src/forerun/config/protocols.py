@@ -12,10 +12,9 @@ from typing import Any
 
 from forerun.errors import JobValueError, UserError
 from forerun.safe_text import redact
+from forerun.storage.address import BUCKET_PROTOCOLS, Address
 
 DATA_PROTOCOLS = ("file", "gs", "gcs", "s3", "https", "hf")
-CHECKPOINT_PROTOCOLS = ("gs",)
-STORE_PROTOCOLS = ("gs", "s3")
 
 # Keys of a job, and options of a command, that name a file or a folder on this machine.
 LOCAL_KEYS = (
@@ -56,24 +55,19 @@ _COPIES = {
 }
 
 
-_FOLDERS = {
-    "checkpoint.folder": "name a folder of this machine, or gs://BUCKET/FOLDER",
-    "data.store": "name a folder of this machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
-}
+_FOLDERS = ("checkpoint.folder", "data.store")
 
 
 def check_protocol(value: Any, key: str) -> None:
     """Raise JobValueError if the key of a job has an address that it does not allow. Nothing is opened."""
-    if not isinstance(value, str) or "://" not in value:
+    if not isinstance(value, str) or not Address.of(value).is_remote:
         return
     if key in LOCAL_KEYS:
         raise _not_local(value, key)
     if key in ("data.path", "data.mixture.path"):
         _require(value, key, DATA_PROTOCOLS)
-    elif key == "checkpoint.folder":
-        _require(value, key, CHECKPOINT_PROTOCOLS)
-    elif key == "data.store":
-        _require(value, key, STORE_PROTOCOLS)
+    elif key in _FOLDERS:
+        _require(value, key, BUCKET_PROTOCOLS)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -82,7 +76,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         for name, option in LOCAL_OPTIONS.items():
             value = options.get(name)
             for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and "://" in text:
+                if isinstance(text, str) and Address.of(text).is_remote:
                     raise _not_local(text, option)
         if isinstance(data := options.get("data"), str):
             require_data_address(data, "--data")
@@ -92,7 +86,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def require_data_address(address: str, key: str = "data.path") -> None:
     """Raise UserError if fsspec must not open the address. A path of this machine is allowed."""
-    if "://" not in address:
+    if not Address.of(address).is_remote:
         return
     try:
         _require(address, key, DATA_PROTOCOLS)
@@ -101,7 +95,7 @@ def require_data_address(address: str, key: str = "data.path") -> None:
 
 
 def _require(address: str, key: str, allowed: Sequence[str]) -> None:
-    protocol = address.partition("://")[0]
+    protocol = Address.of(address).protocol or ""
     listed = ", ".join(f"{name}://" for name in allowed)
     if "::" in address:
         raise JobValueError(
@@ -124,17 +118,19 @@ def _require(address: str, key: str, allowed: Sequence[str]) -> None:
             "E-JOB-049",
             f"{key}: {_shown(protocol)}:// is not an allowed protocol",
             why=f"allowed are {listed} and paths of this machine",
-            fix=_FOLDERS.get(key, f"copy it to this machine and set {key} to the copy"),
+            fix="name a folder of this machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
+            if key in _FOLDERS
+            else f"copy it to this machine and set {key} to the copy",
         )
 
 
 def _not_local(address: str, key: str) -> JobValueError:
-    protocol = _shown(address.partition("://")[0])
+    protocol = _shown(Address.of(address).protocol or "")
     command = _COPIES.get(protocol, "")
     fix = "copy it to this machine and name the copy" + (f": {command} {_shown(address)}" if command else "")
     fix += " ." if " cp " in command else ""
     if key == "runs":
-        bucket = address if protocol == "gs" else "gs://BUCKET/FOLDER"
+        bucket = address if protocol in BUCKET_PROTOCOLS else "gs://BUCKET/FOLDER"
         fix = f"keep runs a local folder, and store the checkpoints in a bucket: checkpoint.folder={_shown(bucket)}"
     elif key in _MODELS:
         fix = "name a model of Hugging Face as owner/name, or copy the folder to this machine and name the copy"

@@ -18,14 +18,12 @@ from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.order.whole_documents import WholeDocuments
+from forerun.data.reads.store_reads import StoreReads, job_reads
 from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
 from forerun.data.shares import HeldOut, require_held_out
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import StoreFolder, is_bucket
-from forerun.data.storage.location import folder_at
-from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
 from forerun.data.tokens.engines.engine import StartEngine
@@ -34,6 +32,9 @@ from forerun.data.tokens.exchange import CONVERSATION_FORMS
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
+from forerun.storage.address import Address
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 from forerun.units import Count
 
 OnProgress = Callable[[str, BuildProgress], None]
@@ -189,7 +190,7 @@ def open_corpus(
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
-    reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
+    reads = job_reads(data) if data.store is not None and Address.of(data.store).is_bucket else None
     parts = tuple(
         _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
         for name, part in data.parts.items()
@@ -212,7 +213,7 @@ def tokenize(
     on_progress: Callable[[BuildProgress], None] | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
-) -> StoreFolder:
+) -> Folder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
     Args:
@@ -227,7 +228,7 @@ def tokenize(
     return build(
         source,
         recipe,
-        _store_root(data),
+        store_root(data),
         workers=data.workers,
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
@@ -273,7 +274,7 @@ def recipe_of(
     )
 
 
-def _store_root(data: schema.Data) -> StoreFolder:
+def store_root(data: schema.Data) -> Folder:
     """Return the folder of all token stores: `data.store`, which may be in a bucket, or a folder of the cache."""
     return folder_at(cache_folder() / "tokens" if data.store is None else data.store)
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from forerun.data.feed import BatchSource
 from forerun.data.order.batches import Batches
 from forerun.data.order.rows import Example
-from forerun.data.storage.store_reads import StoreReads
+from forerun.data.reads.store_reads import StoreReads
 
 H = TypeVar("H")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from forerun.errors import UserError, did_you_mean
+from forerun.storage.address import Address
 
 TEXT_SUFFIXES = (".txt", ".md", "")
 
@@ -21,8 +21,9 @@ def local_path(place: str, *, key: str, wanted: str = "file or folder") -> Path:
     Raises:
       UserError: the path does not exist, or it is the address of a server.
     """
-    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", place):
-        scheme = place.split("://")[0]
+    address = Address.of(place)
+    if address.is_remote:
+        scheme = address.protocol or ""
         raise UserError(
             "E-DATA-076",
             f"{key}: {scheme}:// addresses are not supported yet",

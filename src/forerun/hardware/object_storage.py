@@ -15,7 +15,7 @@ BLOCK_BYTES = 512 * 1024  # of tokens; a request of this size takes little longe
 LANES = (1024, 4096)
 BLOCKS_PER_LANE = 64  # at least: the blocks in use are at most a 64th of the data
 
-# How the reader of stores in buckets works (forerun.data.storage); a test compares them.
+# How the reader of stores in buckets works (forerun.data.reads); a test compares them.
 CHECKED_BYTES = 4096  # the part of a file that has one checksum, and is read completely
 SUMS_SHARE = 512  # bytes of data per byte of checksums
 SUMS_MEMORY_BYTES = 1 << 23
@@ -64,12 +64,6 @@ def request_price(protocol: str) -> RequestPrice | None:
             assert reads is not None
             return RequestPrice(protocol, row.text("name"), writes, reads, row.text("date"), row.text("source"))
     return None
-
-
-def bucket_protocol(address: str | None) -> str | None:
-    """Return the protocol of the address of a bucket, such as `gs`; None for a folder of a machine."""
-    protocol, found, _ = (address or "").partition("://")
-    return protocol if found else None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from forerun.errors import UserError
+from forerun.storage.address import Address
 
 Kind = Literal["size", "repository", "folder", "plugin"]
 
@@ -76,7 +77,7 @@ def is_repository_text(name: str) -> bool:
 
 def _doubt(name: str) -> str:
     """Return why `name` is not a hub name."""
-    if "://" in name:
+    if Address.of(name).is_remote:
         return "it is a URL, not a name"
     if "@" in name:
         return "a name has no '@'"

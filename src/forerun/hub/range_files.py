@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, cast
 from forerun.errors import UserError
 from forerun.hub.client import guard_client
 from forerun.hub.errors import to_user_error
+from forerun.storage.address import Address
 from forerun.units import MIB
 
-PROTOCOL = "hf://"
 ATTEMPTS = 4
 BLOCK_BYTES = 4 * MIB  # of files that are read from start to end
 
@@ -46,7 +46,7 @@ class RangeFiles:
         return {"size": about["size"]} | ({"sha256": lfs["sha256"]} if lfs else {})
 
     def unstrip_protocol(self, path: str) -> str:
-        return PROTOCOL + path
+        return str(Address("hf", path))
 
     @cached_property
     def _client(self) -> Any:

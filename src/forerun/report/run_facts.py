@@ -15,6 +15,7 @@ from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunStatus, status_of
 from forerun.run_folder.stage_folder import run_of
+from forerun.storage.address import Address
 from forerun.track.goodput import goodput_of
 
 HOUR_SECONDS = 3600
@@ -119,7 +120,7 @@ def run_facts(record: RunRecord, now: float | None = None) -> RunFacts:
 
 def _folder(record: RunRecord) -> Path | None:
     """Return the folder of a run, or None for a run in a bucket."""
-    return None if "://" in record.location else run_of(record.location)
+    return None if Address.of(record.location).is_remote else run_of(record.location)
 
 
 def start_seconds(record: RunRecord) -> float | None:

@@ -16,6 +16,7 @@ from forerun.errors import UserError
 from forerun.report.run_files import Row, read_hosts, read_lines, read_summary
 from forerun.run_folder.run_folder import RunFolder, newest_record, recorded_job, require_run
 from forerun.run_folder.stage_folder import run_of
+from forerun.storage.address import Address
 
 EVENTS, HOSTS = "events.jsonl", "hosts.json"
 
@@ -79,7 +80,7 @@ def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: No
     Raises:
       UserError: the location is not a run.
     """
-    if "://" in str(location):
+    if Address.of(location).is_remote:
         return _read_bucket(str(location), tell)
     folder = RunFolder(run_of(location))
     return record_of(str(location), folder, require_run(folder, tell))

@@ -8,8 +8,6 @@ from typing import Any
 from forerun.checkpoint import hosts
 from forerun.checkpoint.log import Commit, Log
 from forerun.checkpoint.manifest import damage
-from forerun.checkpoint.storage.place import place_of
-from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
@@ -17,6 +15,8 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.extension import require_steps_left
 from forerun.run_folder.run_folder import RunFolder, copy_template, folder_of, is_same_run, recorded_job
 from forerun.run_folder.stored_files import read_summary, restore_files
+from forerun.storage.open_folder import folder_at
+from forerun.storage.retries import RetrySchedule
 from forerun.track.forwarder import tracking
 
 
@@ -33,7 +33,7 @@ def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[
     """
     job, folder = resolved.job, folder_of(resolved.job)
     where = folder.checkpoints(job)
-    place = place_of(where, RetrySchedule(), say)
+    place = folder_at(where, RetrySchedule(), say)
     commits = place.with_retries(Log(place).commits) if job.steps is not None else []
     newest = commits[-1] if commits else None
     summary: dict[str, Any] | None = {}

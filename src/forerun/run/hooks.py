@@ -11,7 +11,7 @@ from typing import Any
 from forerun.data.feed import Feed
 from forerun.data.order.ledger import Ledger
 from forerun.data.read_ahead import StepSource
-from forerun.data.storage.store_reads import StoreReads
+from forerun.data.reads.store_reads import StoreReads
 from forerun.program.state import State
 from forerun.run.extension import Extension
 from forerun.run.pipeline import FinishedStep

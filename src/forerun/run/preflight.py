@@ -10,12 +10,12 @@ from pathlib import Path
 
 from forerun.checkpoint.disk_space import needed_bytes, require_disk_space
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.data.corpus import Corpus
 from forerun.errors import UserError
 from forerun.program.build import Program
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import require_usable
+from forerun.storage.retries import RetrySchedule
 from forerun.supervise.worker.worker import Worker
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.trained_model.base_weights import require_weights

@@ -14,6 +14,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.run_folder.run_folder import CHECKPOINTS, RunFolder, folder_of
+from forerun.storage.address import Address
 from forerun.units import MIB
 
 _MAX_JOB_BYTES = MIB
@@ -34,7 +35,7 @@ def require_run_in_place(job: Job, job_file: Path | None = None, ask: Callable[[
       UserError: a moved run exists, and the user did not agree to start over.
     """
     own_folder = folder_of(job)
-    if "://" in job.runs or job.checkpoint.folder is not None or _has_checkpoints(own_folder.path):
+    if Address.of(job.runs).is_remote or job.checkpoint.folder is not None or _has_checkpoints(own_folder.path):
         return
     moved = next(_moved_runs(job, own_folder, job_file), None)
     if moved is None:

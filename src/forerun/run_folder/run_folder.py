@@ -13,6 +13,7 @@ from forerun.config.load import load, values
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write, require_writable_folder
+from forerun.storage.address import Address
 
 # Keys that may change when a run is resumed: where and how it is computed, and how long. The data, the model and the
 # optimizer may not change. A change of `steps` is reported and recorded (`forerun.run.extension`).
@@ -114,7 +115,7 @@ def require_usable(job: Job) -> None:
     folder = folder_of(job)
     require_writable_folder(folder.path, "runs")
     checkpoints = folder.checkpoints(job)
-    if isinstance(checkpoints, str) and "://" not in checkpoints:
+    if isinstance(checkpoints, str) and not Address.of(checkpoints).is_remote:
         require_writable_folder(Path(checkpoints), "checkpoint.folder")
 
 
@@ -195,10 +196,10 @@ def require_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: No
 def newest_record(checkpoints: Path | str, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
     """Return the record of the newest checkpoint, or None if there is no checkpoint."""
     from forerun.checkpoint.log import Log
-    from forerun.checkpoint.storage.place import place_of
-    from forerun.checkpoint.storage.retries import RetrySchedule
+    from forerun.storage.open_folder import folder_at
+    from forerun.storage.retries import RetrySchedule
 
-    place = place_of(checkpoints, RetrySchedule(), tell)
+    place = folder_at(checkpoints, RetrySchedule(), tell)
     commits = place.with_retries(Log(place).commits)
     return dict(commits[-1].record) if commits else None
 
@@ -258,9 +259,9 @@ def require_same_job(job: Job, before: Job, folder: RunFolder) -> None:
 
 def _has_records(checkpoints: str) -> bool:
     from forerun.checkpoint.log import Log
-    from forerun.checkpoint.storage.place import place_of
+    from forerun.storage.open_folder import folder_at
 
-    return bool(Log(place_of(checkpoints)).records())
+    return bool(Log(folder_at(checkpoints)).records())
 
 
 def _free_name(path: Path) -> Path:

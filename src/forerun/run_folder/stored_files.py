@@ -16,8 +16,6 @@ from typing import Any
 
 from forerun.checkpoint.log import Commit, Log
 from forerun.checkpoint.parts import FOLDER, Attach, FilePart, Recorded, read_parts, recorded_parts, write_parts
-from forerun.checkpoint.storage.place import StoragePlace, place_of
-from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write, atomic_writer
@@ -26,6 +24,9 @@ from forerun.run_folder.run_folder import (
     RunFolder,
 )
 from forerun.run_folder.saved_files import EVENTS, LEDGER, METRICS, TRACKED, SavedFiles
+from forerun.storage.folder import Folder, create_once
+from forerun.storage.open_folder import folder_at
+from forerun.storage.retries import RetrySchedule
 from forerun.track.event_log import EventLog
 
 Tell = Callable[[str], None]
@@ -76,7 +77,7 @@ class StoredFiles:
         if self._events is not None and (snapshot := self._events.snapshot()) is not None:
             contents[EVENTS] = snapshot
 
-        def attach(place: StoragePlace, folder: str) -> Recorded:
+        def attach(place: Folder, folder: str) -> Recorded:
             written = {
                 name: write_parts(place, folder, name, content, self._parts.get(name, []))
                 for name, content in contents.items()
@@ -95,7 +96,7 @@ def restore_files(checkpoints: Path | str, folder: RunFolder, tell: Tell) -> Non
     """
     if isinstance(checkpoints, Path):
         return
-    place = place_of(checkpoints, RetrySchedule(), tell)
+    place = folder_at(checkpoints, RetrySchedule(), tell)
     commits = place.with_retries(Log(place).commits)
     if not commits:
         return
@@ -129,7 +130,7 @@ def store_summary(checkpoints: Path | str, store: CheckpointStore, folder: RunFo
     """
     if isinstance(checkpoints, Path):
         return
-    place, content = store.reader.place, folder.summary.read_bytes()
+    place, content = store.reader.storage, folder.summary.read_bytes()
     try:
         place.with_retries(lambda: _store_summary(place, store.fence, content))
     except StorageError:
@@ -143,23 +144,23 @@ def store_summary(checkpoints: Path | str, store: CheckpointStore, folder: RunFo
         ) from error
 
 
-def _store_summary(place: StoragePlace, fence: int, content: bytes) -> None:
+def _store_summary(place: Folder, fence: int, content: bytes) -> None:
     found = _summaries(place)
     if found and place.read(found[-1]) == content:
         return
     name = f"{FOLDER}/summary-{fence:012d}.json"
-    if not place.create(name, content):
+    if not create_once(place, name, content):
         raise FileExistsError(0, "another process has stored it", name)
     for older in found:
         place.remove(older)
 
 
-def _summaries(place: StoragePlace) -> list[str]:
+def _summaries(place: Folder) -> list[str]:
     """Return the names of the stored summaries, oldest owner of the run first."""
     return [f"{FOLDER}/{name}" for name in sorted(place.names(FOLDER)) if _SUMMARY.fullmatch(name)]
 
 
-def _restore_journal(place: StoragePlace, commit: Commit, name: str, path: Path, tell: Tell) -> bool:
+def _restore_journal(place: Folder, commit: Commit, name: str, path: Path, tell: Tell) -> bool:
     """Restore a journal from its copy, if it differs from the checkpoint's record. Return whether it was written."""
     if not commit.record.get(name):
         return False
@@ -178,7 +179,7 @@ def _restore_journal(place: StoragePlace, commit: Commit, name: str, path: Path,
         return False
 
 
-def _write_journal(place: StoragePlace, parts: list[FilePart], seal: Seal, path: Path, tell: Tell) -> bool:
+def _write_journal(place: Folder, parts: list[FilePart], seal: Seal, path: Path, tell: Tell) -> bool:
     """Write the stored parts to `path`, and return True. Raise ValueError if they are not what `seal` records."""
     digest, size = hashlib.sha256(), 0
     restored = path.with_name(f"{path.name}.restored")
@@ -211,7 +212,7 @@ def _begins_with(file: Path, prefix: Path) -> bool:
         return all(block == other.read(len(block)) for block in iter(lambda: one.read(1 << 20), b""))
 
 
-def _restore_summary(place: StoragePlace, commit: Commit, folder: RunFolder, tell: Tell) -> Path | None:
+def _restore_summary(place: Folder, commit: Commit, folder: RunFolder, tell: Tell) -> Path | None:
     """Restore the stored summary if it belongs to the newest step. Return its path, or None if nothing was written."""
     found = place.with_retries(lambda: _summaries(place))
     content = place.with_retries(lambda: place.read(found[-1])) if found else b""

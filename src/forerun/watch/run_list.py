@@ -12,6 +12,7 @@ from forerun.report.run_files import read_object
 from forerun.report.run_record import RunRecord, read_run
 from forerun.report.run_status import status_of
 from forerun.run_folder.stage_folder import STAGES
+from forerun.storage.address import Address
 from forerun.watch.run_figures import figures_of
 
 BROKEN = "broken"
@@ -59,7 +60,8 @@ def list_runs(folder: str | Path = "runs", now: float | None = None) -> tuple[Ru
       UserError: the folder does not exist.
     """
     now = time.time() if now is None else now
-    entries = _bucket_entries(str(folder), now) if "://" in str(folder) else _folder_entries(Path(folder), now)
+    remote = Address.of(folder).is_remote
+    entries = _bucket_entries(str(folder), now) if remote else _folder_entries(Path(folder), now)
     return tuple(sorted(entries, key=lambda entry: (entry.age_seconds is None, entry.age_seconds or 0.0, entry.name)))
 
 
@@ -85,12 +87,12 @@ def _stage_runs(path: Path) -> list[str]:
 
 
 def _bucket_entries(address: str, now: float) -> Iterator[RunEntry]:
-    from forerun.checkpoint.storage.place import place_of
-    from forerun.checkpoint.storage.retries import RetrySchedule
+    from forerun.storage.open_folder import folder_at
+    from forerun.storage.retries import RetrySchedule
 
-    place = place_of(address, RetrySchedule())
-    for name in sorted(place.with_retries(place.names)):
-        yield _entry(name.rstrip("/"), f"{address.rstrip('/')}/{name.rstrip('/')}", "", None, now)
+    folder = folder_at(address, RetrySchedule())
+    for name in folder.with_retries(folder.names):
+        yield _entry(name, folder.inside(name).address, "", None, now)
 
 
 def _entry(name: str, location: str, stages: str, run: Path | None, now: float) -> RunEntry:

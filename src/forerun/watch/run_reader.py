@@ -18,6 +18,7 @@ from forerun.report.run_files import Row, line_of, metrics_of, read_hosts, read_
 from forerun.report.run_record import EVENTS, HOSTS, RunRecord, read_run, skips_of
 from forerun.run_folder.run_folder import RunFolder, newest_record, require_run
 from forerun.run_folder.stage_folder import run_of
+from forerun.storage.address import Address
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
 
@@ -46,7 +47,7 @@ class RunReader(Protocol):
 
 def open_reader(location: str | Path, tell: Tell = lambda text: None) -> RunReader:
     """Return the reader of a run's folder, or of the address of its checkpoints in a bucket."""
-    return BucketReader(str(location), tell) if "://" in str(location) else FolderReader(location, tell)
+    return BucketReader(str(location), tell) if Address.of(location).is_remote else FolderReader(location, tell)
 
 
 class GrowingFile:

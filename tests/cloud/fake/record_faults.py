@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.cloud.record.entries import EndEntry, FinishEntry, HostEntry, LeaseEntry, ReadyEntry
-from forerun.data.storage.folder import LocalFolder, StoreFolder
+from forerun.storage.folder import Folder, LocalFolder
 
 ATTEMPT = re.compile(r"attempts/([0-9]+)\.json")
 DAMAGE = (b"", b"null", b"[]", b"{}", b'{"at": ', b"\x00\xff" * 40, b'"text"', b"[" * 20_000)
@@ -92,7 +92,7 @@ class RecordFaults:
       files: the folder of the record.
     """
 
-    def __init__(self, files: StoreFolder, bucket: Bucket, choose: random.Random) -> None:
+    def __init__(self, files: Folder, bucket: Bucket, choose: random.Random) -> None:
         self.files, self.bucket, self.random = files, bucket, choose
         self._due: list[tuple[float, Callable[[], None]]] = []
 

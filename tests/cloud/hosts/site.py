@@ -174,7 +174,7 @@ def cloud_site(folder: Path, *, host_variables: Mapping[str, str] | None = None,
     (folder / "laptop").mkdir(parents=True)
     (shared / "brake").mkdir(parents=True)
     shutil.copy(REPOSITORY / "tests/faults/brake/sitecustomize.py", shared / "brake")
-    emulator = module_at("bucket_server", REPOSITORY / "tests/unit/checkpoint/storage/bucket_server.py")
+    emulator = module_at("gcs_server", REPOSITORY / "tests/support/gcs_server.py")
     try:
         with emulator.bucket(folder / "bucket") as bucket:
             own = {

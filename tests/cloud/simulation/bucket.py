@@ -29,7 +29,7 @@ class Bucket:
 
 
 class BucketFolder:
-    """A folder of the bucket as one process uses it. Implements `forerun.data.storage.folder.StoreFolder`."""
+    """A folder of the bucket as one process uses it. Implements `forerun.storage.folder.Folder`."""
 
     is_local, retries = False, 0
 

@@ -60,7 +60,7 @@ def test_room_is_asked_for_before_it_is_needed(tmp_path: Path) -> None:
 def test_what_is_there_counts_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "1-1-1").mkdir()
     (tmp_path / "1-1-1" / "file").write_bytes(bytes(4000))
-    monkeypatch.setattr("forerun.checkpoint.storage.place.Local.room_bytes", lambda _: 1000)
+    monkeypatch.setattr("forerun.storage.folder.LocalFolder.free_bytes", lambda _: 1000)
     require_disk_space(tmp_path, 1000 + 4096)  # a file takes whole blocks
     with pytest.raises(UserError, match=r"4\.98.*E-CHECKPOINT-009"):
         require_disk_space(tmp_path, 1000 + 4097)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.checkpoint.log import BrokenRecord, Claim, Commit, Log, _decoded, _encoded
-from forerun.checkpoint.storage import place
-from forerun.checkpoint.storage.place import Local
+from forerun.errors import UserError
+from forerun.storage import folder
+from forerun.storage.folder import LocalFolder
 
 
 def commit_of(number: int, fence: int, step: int = 1) -> Commit:
@@ -17,17 +18,17 @@ def commit_of(number: int, fence: int, step: int = 1) -> Commit:
 
 
 def test_records_come_back_as_they_were_appended(tmp_path: Path) -> None:
-    log = Log(Local(tmp_path))
+    log = Log(LocalFolder(tmp_path))
     assert log.records() == []
     claim = log.claim("me")
     assert claim == Claim(1, "me")
     assert log.commit(commit_of(2, 1))
-    assert Log(Local(tmp_path)).records() == [claim, commit_of(2, 1)]
+    assert Log(LocalFolder(tmp_path)).records() == [claim, commit_of(2, 1)]
     assert log.owner() == claim
 
 
 def test_a_number_is_taken_once(tmp_path: Path) -> None:
-    first, second = Log(Local(tmp_path)), Log(Local(tmp_path))
+    first, second = Log(LocalFolder(tmp_path)), Log(LocalFolder(tmp_path))
     fence = first.claim("first").fence
     assert second.claim("second").fence == fence + 1
     assert not first.commit(commit_of(fence + 1, fence))
@@ -38,7 +39,7 @@ def test_a_number_is_taken_once(tmp_path: Path) -> None:
 def test_of_many_that_claim_at_once_each_has_its_own_number(tmp_path: Path) -> None:
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(Log(Local(tmp_path)).claim("one").fence)) for _ in range(16)
+        threading.Thread(target=lambda: found.append(Log(LocalFolder(tmp_path)).claim("one").fence)) for _ in range(16)
     ]
     for thread in threads:
         thread.start()
@@ -52,8 +53,8 @@ def test_without_hard_links_a_number_is_still_taken_once(tmp_path: Path, monkeyp
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(place.os, "link", refused)
-    log = Log(Local(tmp_path))
+    monkeypatch.setattr(folder.os, "link", refused)
+    log = Log(LocalFolder(tmp_path))
     assert log.claim("me").fence == 1
     assert log.commit(commit_of(2, 1))
     assert not log.commit(commit_of(2, 1, step=5))
@@ -89,7 +90,7 @@ def test_the_whole_record_is_one_and_only_under_its_number() -> None:
 
 def test_only_damaged_records_are_buried(tmp_path: Path) -> None:
     """A record of a newer forerun, and one that cannot be read now, may be whole: they stay as they are."""
-    log = Log(Local(tmp_path))
+    log = Log(LocalFolder(tmp_path))
     log.claim("me")
     commits = tmp_path / "commits"
     newer = _encoded({**BODY, "format": 2, "number": 2})
@@ -101,3 +102,34 @@ def test_only_damaged_records_are_buried(tmp_path: Path) -> None:
     assert (commits / "000000000002.json").read_bytes() == newer
     assert (commits / "000000000004.json" / "inside").read_bytes() == b"kept"
     assert [type(record) for record in log.records()] == [Claim, BrokenRecord, Claim, BrokenRecord]
+
+
+class UnlistedBucket(LocalFolder):
+    """A folder that acts as a bucket whose objects can be read and created, and not listed."""
+
+    is_local = False
+
+    def names(self, folder: str = "") -> list[str]:
+        return []
+
+
+def test_empty_listing_of_existing_records_is_an_error(tmp_path: Path) -> None:
+    log = Log(UnlistedBucket(tmp_path))
+    assert log.records() == []
+    assert log.claim("me").fence == 1
+    for call in (log.records, lambda: log.claim("me")):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.code == "E-CHECKPOINT-019"
+
+
+def test_record_that_is_created_between_two_listings_is_read(tmp_path: Path) -> None:
+    class Late(UnlistedBucket):
+        calls = 0
+
+        def names(self, folder: str = "") -> list[str]:
+            self.calls += 1
+            return [] if self.calls == 1 else LocalFolder.names(self, folder)
+
+    Log(LocalFolder(tmp_path)).claim("another")
+    assert [type(record) for record in Log(Late(tmp_path)).records()] == [Claim]

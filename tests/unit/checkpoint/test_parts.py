@@ -8,8 +8,8 @@ import pytest
 
 from forerun.checkpoint.log import Log
 from forerun.checkpoint.parts import FOLDER, PARTS, FilePart, read_parts, recorded_parts, write_parts
-from forerun.checkpoint.storage.place import Local, StoragePlace
 from forerun.checkpoint.store import CheckpointStore, SaveFailed
+from forerun.storage.folder import Folder, LocalFolder
 
 STATE = {"x": jnp.ones(4)}
 
@@ -24,7 +24,7 @@ class Content:
 
 def test_many_saves_of_a_growing_file_leave_few_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.checkpoint.parts.LARGEST_BYTES", 1 << 20)
-    place, chance = Local(tmp_path), random.Random(0)
+    place, chance = LocalFolder(tmp_path), random.Random(0)
     content, parts, written = b"", [], 0
     for save in range(200):
         content += chance.randbytes(chance.randrange(40))
@@ -37,7 +37,7 @@ def test_many_saves_of_a_growing_file_leave_few_parts(tmp_path: Path, monkeypatc
 
 def test_a_part_is_at_most_as_large_as_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.checkpoint.parts.LARGEST_BYTES", 100)
-    place, content = Local(tmp_path), random.Random(0).randbytes(1234)
+    place, content = LocalFolder(tmp_path), random.Random(0).randbytes(1234)
     parts = write_parts(place, "1-1-1", "ledger", Content(content[:1000]), [])
     parts = write_parts(place, "2-1-2", "ledger", Content(content), parts)
     assert max(part.bytes for part in parts) == 100
@@ -51,7 +51,7 @@ def test_a_record_cannot_name_other_files(name: str) -> None:
 
 
 def attach(content: bytes, parts: list[FilePart]) -> object:
-    def attached(place: StoragePlace, folder: str) -> dict[str, list[FilePart]]:
+    def attached(place: Folder, folder: str) -> dict[str, list[FilePart]]:
         parts[:] = write_parts(place, folder, "metrics", Content(content), parts)
         return {"metrics": parts}
 
@@ -65,7 +65,7 @@ def test_parts_are_committed_with_their_checkpoint(tmp_path: Path, monkeypatch: 
     store.wait()
     committed = recorded_parts(store.record(1), "metrics")
     assert store.record(1)["a"] == 1
-    assert b"".join(map(bytes, read_parts(Local(tmp_path), committed))) == b"one"
+    assert b"".join(map(bytes, read_parts(LocalFolder(tmp_path), committed))) == b"one"
 
     with monkeypatch.context() as patch:
         patch.setattr(Log, "commit", lambda log, commit: (_ for _ in ()).throw(OSError(28, "No space left on device")))

@@ -10,10 +10,10 @@ import pytest
 
 from forerun.checkpoint.log import Claim, Log
 from forerun.checkpoint.reader import Damaged, Reader
-from forerun.checkpoint.storage.place import Local
 from forerun.checkpoint.store import CheckpointStore
 from forerun.checkpoint.weights import chosen_step, newest_step, restore_weights
 from forerun.errors import UserError
+from forerun.storage.folder import LocalFolder
 
 
 def state_of(step: int) -> Any:
@@ -112,13 +112,15 @@ def test_a_run_that_begins_while_it_is_looked_at_is_no_folder_without_records(
     """It claims the folder and begins its first save between two looks of ours: at the records, and at the folders."""
     reader, begun = Reader(tmp_path), list[Claim]()
 
-    def names(folder: str = "") -> list[str]:
-        if not folder and not begun:
-            begun.append(Log(Local(tmp_path)).claim("the run"))
-            (tmp_path / "5-1-1").mkdir()
-        return Local(tmp_path).names(folder)
+    list_names = LocalFolder.names
 
-    monkeypatch.setattr(reader.place, "names", names)
+    def names(place: LocalFolder, folder: str = "") -> list[str]:
+        if not folder and not begun:
+            begun.append(Log(LocalFolder(tmp_path)).claim("the run"))
+            (tmp_path / "5-1-1").mkdir()
+        return list_names(place, folder)
+
+    monkeypatch.setattr(LocalFolder, "names", names)
     assert (reader.steps(), len(begun)) == ([], 1)
 
 

@@ -23,9 +23,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.storage import place
 from forerun.checkpoint.store import CheckpointStore, SaveFailed, TakenOver
 from forerun.errors import UserError
+from forerun.storage import folder
 
 
 @jax.tree_util.register_dataclass
@@ -261,7 +261,7 @@ def test_a_failure_of_the_record_itself_leaves_nothing_either(tmp_path: Path, mo
         store.wait()
         for name in ("_write", "sync_folder"):
             with monkeypatch.context() as patch:
-                patch.setattr(place, name, failing_for(tmp_path / "commits", getattr(place, name)))
+                patch.setattr(folder, name, failing_for(tmp_path / "commits", getattr(folder, name)))
                 store.save(2, state, {})
                 with pytest.raises(SaveFailed, match=r"2.*E-CHECKPOINT-017") as error:
                     store.wait()

@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as orbax
 
-from forerun.checkpoint.saving import RetryingWriter, SingleTryWriter, orbax_context, writer_for
-from forerun.checkpoint.storage.place import Local
-from forerun.checkpoint.storage.retries import RetrySchedule, StorageUnavailable, with_retries
+from forerun.checkpoint.saving import RetryingWriter, SingleTryWriter, saving_context, writer_for
+from forerun.storage.folder import LocalFolder
+from forerun.storage.retries import RetrySchedule, StorageUnavailable, with_retries
 
 T = TypeVar("T")
 
 
-class Flaky(Local):
+class Flaky(LocalFolder):
     """A folder that does not answer the first `failures` times, and is tried again like a bucket."""
 
     def __init__(self, folder: Path, failures: int) -> None:
         super().__init__(folder)
-        self.patience = RetrySchedule(first_seconds=0.0, total_seconds=60.0)
         self.failures = failures
+
+    schedule = RetrySchedule(first_seconds=0.0, total_seconds=60.0)
 
     def with_retries(self, call: Callable[[], T]) -> T:
         return with_retries(call, RetrySchedule(first_seconds=0.0), lambda text: None)
@@ -34,7 +35,7 @@ class Flaky(Local):
     def require_folders(self, name: str) -> None:
         if self.failures:
             self.failures -= 1
-            raise StorageUnavailable("E-CHECKPOINT-001", "the folder does not answer", why="a test", fix="")
+            raise StorageUnavailable("E-DATA-172", "the folder does not answer", why="a test", fix="")
         super().require_folders(name)
 
 
@@ -44,10 +45,10 @@ def folder_names() -> Callable[[], str]:
 
 
 def test_only_one_host_with_a_bucket_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kind(place: Local) -> type:
-        return type(writer_for(place, orbax_context(), folder_names()))
+    def kind(place: LocalFolder) -> type:
+        return type(writer_for(place, saving_context(LocalFolder(Path())), folder_names()))
 
-    disk, bucket = Local(tmp_path), Flaky(tmp_path, 0)
+    disk, bucket = LocalFolder(tmp_path), Flaky(tmp_path, 0)
     assert (kind(disk), kind(bucket)) == (SingleTryWriter, RetryingWriter)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert (kind(disk), kind(bucket)) == (SingleTryWriter, SingleTryWriter)
@@ -57,7 +58,7 @@ def test_only_one_host_with_a_bucket_tries_again(tmp_path: Path, monkeypatch: py
 def test_a_retry_writes_the_copy_into_a_new_folder(tmp_path: Path, failures: int) -> None:
     """The state's buffers are deleted before the write, as a step that donates them does."""
     state = {"x": jnp.arange(16.0)}
-    writer = RetryingWriter(Flaky(tmp_path, failures), orbax_context(), folder_names())
+    writer = RetryingWriter(Flaky(tmp_path, failures), saving_context(LocalFolder(Path())), folder_names())
     writer.start(state)
     jax.block_until_ready(writer._copy)
     state["x"].delete()
@@ -71,7 +72,7 @@ def test_a_retry_writes_the_copy_into_a_new_folder(tmp_path: Path, failures: int
 
 def test_the_copy_is_released_after_a_failure(tmp_path: Path) -> None:
     place = Flaky(tmp_path, 0)
-    writer = RetryingWriter(place, orbax_context(), lambda: "file/folder")
+    writer = RetryingWriter(place, saving_context(LocalFolder(Path())), lambda: "file/folder")
     (tmp_path / "file").write_text("in the way")
     writer.start({"x": jnp.ones(4)})
     with pytest.raises(OSError, match="file"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.hardware.object_storage import ReadLoad, advice, bucket_protocol, request_price, step_reads
+from forerun.hardware.object_storage import ReadLoad, advice, request_price, step_reads
 from forerun.hardware.storage_table import HEADINGS, StorageReads
 
 TEN_GB = ReadLoad("gs", 64, 2048, 4, rows=1_220_703, documents=1_000_000, cache_bytes=500 << 20)
@@ -75,10 +75,6 @@ def test_prices_have_a_date_and_a_source() -> None:
         assert (price.usd_per_1000_writes, price.usd_per_1000_reads) == (0.005, 0.0004)
     assert request_price("other") is None
     assert step_reads(replace(TEN_GB, protocol="other"), "rows").usd_per_1000_steps is None
-
-
-def test_the_protocol_of_an_address() -> None:
-    assert [bucket_protocol(one) for one in ("gs://a/b", "s3://a", "/a/b", None)] == ["gs", "s3", None, None]
 
 
 def test_the_table_and_its_json() -> None:

@@ -85,10 +85,10 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
 
 
 def _bucket_folder(args: argparse.Namespace, loaded: LoadedJob) -> str:
-    from forerun.data.storage.folder import is_bucket
+    from forerun.storage.address import Address
 
     folder = args.bucket or loaded.job.checkpoint.folder
-    if folder is None or not is_bucket(folder):
+    if folder is None or not Address.of(folder).is_bucket:
         raise UserError(
             "E-CLOUD-054",
             "the job needs a bucket for its checkpoints and results",

@@ -7,6 +7,7 @@ import re
 
 from forerun.cloud.checks.cloud_need import CloudFinding, CloudNeed
 from forerun.cloud.google.rest import Rest
+from forerun.storage.address import Address
 from forerun.units import GIB, Bytes
 
 DEFAULT_GIB = 100  # of the images of the Cloud TPU API
@@ -27,7 +28,7 @@ def check_boot_disk(rest: Rest, need: CloudNeed) -> CloudFinding:
 
 def bytes_at(rest: Rest, address: str) -> int:
     """Return the size of all objects below an address such as `gs://bucket/text/*.jsonl`."""
-    bucket, _, name = address.removeprefix("gs://").partition("/")
-    prefix = re.split(r"[*?\[{]", name, maxsplit=1)[0]
-    pages = rest.pages("storage", f"b/{bucket}/o", {"prefix": prefix, "fields": "items(size),nextPageToken"})
+    parsed = Address.of(address)
+    prefix = re.split(r"[*?\[{]", parsed.prefix, maxsplit=1)[0]
+    pages = rest.pages("storage", f"b/{parsed.bucket}/o", {"prefix": prefix, "fields": "items(size),nextPageToken"})
     return sum(int(one.get("size") or 0) for page in pages for one in page.get("items") or ())

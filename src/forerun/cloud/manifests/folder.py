@@ -16,9 +16,9 @@ from forerun.cloud.manifests.slurm import batch_script
 from forerun.cloud.one_line import require_one_line
 from forerun.cloud.setup.requirements import locked_requirements, running_python
 from forerun.cloud.setup.wheel import build_wheel
-from forerun.data.storage.folder import is_bucket
 from forerun.errors import UserError
 from forerun.files import atomic_write
+from forerun.storage.address import Address
 
 Scheduler = Literal["gke", "skypilot", "slurm"]
 LOCK = "requirements.lock"
@@ -104,7 +104,7 @@ def require_shared_places(scheduler: Scheduler, checkpoints: str | None, local_f
     """
     if scheduler == "slurm":
         return
-    if checkpoints is None or not is_bucket(checkpoints):
+    if checkpoints is None or not Address.of(checkpoints).is_bucket:
         raise UserError(
             "E-CLOUD-081",
             "the checkpoints would be lost with the machine",

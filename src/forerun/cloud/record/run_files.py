@@ -18,8 +18,8 @@ from forerun.cloud.record.entries import (
     StopEntry,
 )
 from forerun.cloud.record.read_entry import DamagedEntry, read_entry, undamaged, write_entry
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.location import folder_at
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 T = TypeVar("T")
 CLOUD_FOLDER = "cloud"  # in the run's bucket folder, beside its checkpoints
@@ -52,7 +52,7 @@ class RunFiles:
       folder: the bucket folder of the run, such as `gs://bucket/runs/quickstart`.
     """
 
-    def __init__(self, folder: str | StoreFolder) -> None:
+    def __init__(self, folder: str | Folder) -> None:
         self.run_folder = folder_at(folder)
         self.files = self.run_folder.inside(CLOUD_FOLDER)
 

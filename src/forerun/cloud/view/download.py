@@ -12,10 +12,9 @@ from pathlib import Path, PurePosixPath
 from forerun.cloud.record.entries import FinishEntry
 from forerun.cloud.record.read_entry import require_undamaged
 from forerun.cloud.record.run_files import CLOUD_FOLDER, RunFiles
-from forerun.data.storage.file_range import FileRange
-from forerun.data.storage.folder import StoreFolder
 from forerun.errors import StorageError, UserError
 from forerun.files import sync_folder
+from forerun.storage.folder import FileRange, Folder
 from forerun.units import Bytes
 
 RUNS = "runs"
@@ -56,7 +55,7 @@ def result_files(finished: FinishEntry, folder: Path) -> tuple[ResultFile, ...]:
 
 
 def download(
-    source: StoreFolder,
+    source: Folder,
     files: tuple[ResultFile, ...],
     folder: Path,
     tell: Callable[[ResultFile, int], None] = lambda file, received_bytes: None,
@@ -139,7 +138,7 @@ def _require_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _download_file(source: StoreFolder, file: ResultFile, tell: Callable[[ResultFile, int], None]) -> None:
+def _download_file(source: Folder, file: ResultFile, tell: Callable[[ResultFile, int], None]) -> None:
     file.path.parent.mkdir(parents=True, exist_ok=True)
     part = file.path.with_name(f"{file.path.name}.part")
     digest, received = hashlib.sha256(), 0
@@ -163,14 +162,14 @@ def _download_file(source: StoreFolder, file: ResultFile, tell: Callable[[Result
     sync_folder(file.path.parent)
 
 
-def _read(source: StoreFolder, file: ResultFile, ranges: list[FileRange]) -> list[bytes]:
+def _read(source: Folder, file: ResultFile, ranges: list[FileRange]) -> list[bytes]:
     try:
         return source.read_ranges(ranges)
     except FileNotFoundError:
         raise _damaged(source, file, "it does not exist") from None
 
 
-def _damaged(source: StoreFolder, file: ResultFile, why: str) -> StorageError:
+def _damaged(source: Folder, file: ResultFile, why: str) -> StorageError:
     return StorageError(
         "E-CLOUD-074",
         f"{source.address}/{file.name} is not the file that the run has recorded",

@@ -10,11 +10,12 @@ from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.view.known_runs import known_runs, remember_runs
 from forerun.cloud.view.project_state import list_resources
 from forerun.errors import UserError
+from forerun.storage.address import Address
 
 
 def is_address(name: str) -> bool:
     """Return whether a word is the address of a run's folder, not its name."""
-    return "://" in name or name.startswith(("/", "./", "../"))
+    return Address.of(name).is_remote or name.startswith(("/", "./", "../"))
 
 
 def run_at(address: str) -> RunFiles:

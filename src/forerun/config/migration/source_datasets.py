@@ -9,6 +9,7 @@ from typing import Any
 from forerun.config.migration.acceptance import accepts
 from forerun.config.migration.conversion import Conversion, ForeignValues, unsupported, whole_in
 from forerun.config.migration.values import hub_address
+from forerun.storage.address import Address
 
 _BUILDERS = ("json", "csv", "parquet", "text", "arrow")  # in place of a hub name, with the files in data_files
 _CHAT = ("chat_template", "chat_template.default", "chat_template.argilla", "sharegpt", "bradley_terry.chat_template")
@@ -76,7 +77,7 @@ class _Source:
             self._lose(
                 f"configuration '{self._entry['name']}': add its files to the address, as in hf://datasets/a/b/*.parquet"
             )
-        if len(files) == 1 and isinstance(files[0], str) and address.startswith("hf://"):
+        if len(files) == 1 and isinstance(files[0], str) and Address.of(address).protocol == "hf":
             return f"{address}/{files[0]}"
         if files:
             self._lose("data_files: write a file or a glob into data.path")

@@ -18,6 +18,7 @@ from forerun.config.migration.conversion import (
     unsupported,
     whole_in,
 )
+from forerun.storage.address import Address
 
 # The choices that forerun has for a name elsewhere, in order of preference. A choice counts once the schema accepts it.
 SCHEDULES = {
@@ -283,7 +284,7 @@ def share_held_out(value: Any, given: ForeignValues) -> Conversion:
 def output_folder(value: Any, given: ForeignValues) -> Conversion:
     """Convert the folder of the results: a run is written to runs/name."""
     path = str(value).rstrip("/")
-    if "://" in path:
+    if Address.of(path).is_remote:
         return to("checkpoint.folder", path, "the place of the checkpoints; runs is a folder of this machine")
     parent, _, last = path.rpartition("/")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip(".-")
@@ -312,7 +313,8 @@ def data_path(value: Any, given: ForeignValues) -> Conversion:
 
 def hub_address(name: str) -> str:
     """Return `hf://datasets/owner/name` for the hub name of a dataset, and a path unchanged."""
-    is_path = "://" in name or name.startswith((".", "/", "~")) or name.endswith(_DATA_ENDINGS) or "*" in name
+    is_path = name.startswith((".", "/", "~")) or name.endswith(_DATA_ENDINGS) or "*" in name
+    is_path = is_path or Address.of(name).is_remote
     return f"hf://datasets/{name}" if not is_path and _HUB.fullmatch(name) else name
 
 

@@ -19,9 +19,10 @@ from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.pairs import PairDocuments, Pairs
 from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import packer_of
-from forerun.data.storage.cache_size import cache_size
-from forerun.hardware.object_storage import ReadLoad, bucket_protocol
+from forerun.data.reads.cache_size import cache_size
+from forerun.hardware.object_storage import ReadLoad
 from forerun.hardware.storage_table import StorageReads
+from forerun.storage.address import Address
 
 SKIPPED_SHOWN = 10
 
@@ -68,7 +69,7 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
 
 def _storage(job: schema.Job, corpus: Corpus) -> StorageReads | None:
     """Return the requests that one host needs for the store of the job; None if the store is on this machine."""
-    protocol = bucket_protocol(job.data.store)
+    protocol = Address.of(job.data.store or "").protocol
     if protocol is None:
         return None
     train = [part.store.train for part in corpus.parts]

@@ -21,10 +21,11 @@ from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, compan
 from forerun.data.text import local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
-from forerun.hub.range_files import PROTOCOL, RangeFiles
+from forerun.hub.range_files import RangeFiles
 from forerun.installation import install_command
 from forerun.redirects import aiohttp_client, refused_redirect
 from forerun.safe_text import HIDDEN, redact
+from forerun.storage.address import WEB_PROTOCOLS, Address
 
 _DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # scheme to extra
 
@@ -102,13 +103,14 @@ def find(place: str, enough: Enough | None = None) -> list[File]:
     Raises:
         UserError: There are no files, several kinds of files, or files that cannot be read.
     """
-    if place.startswith("hf://"):
+    address = Address.of(place)
+    if address.protocol == "hf":
         stop = None if enough is None else lambda paths: enough(_files(paths))
         paths = [path for path in dataset_files(place, stop) if _is_data(os.path.basename(path))]
         ranges = any(isinstance(path, str) for path in paths)
         files = _files(_sorted(place, paths, _NOTHING), RangeFiles() if ranges else None)
     else:
-        files = _remote(place) if "://" in place else _local(place)
+        files = _remote(address) if address.is_remote else _local(place)
     kinds = Counter(file.kind for file in files)
     if len(kinds) > 1:
         raise UserError(
@@ -187,8 +189,8 @@ def _data_files_below(folder: Path) -> list[Path]:
     return [Path(name) for name in data_names(found) if _is_data(os.path.basename(name))]
 
 
-def _remote(place: str) -> list[File]:
-    scheme = place.split("://")[0]
+def _remote(address: Address) -> list[File]:
+    place, scheme = str(address), address.protocol or ""
     if place.endswith(f"?{HIDDEN}"):
         raise UserError(
             "E-DATA-029",
@@ -219,7 +221,7 @@ def _remote(place: str) -> list[File]:
 
 
 def _remote_names(place: str, scheme: str, store: Any, path: str) -> list[str]:
-    if scheme in ("http", "https"):
+    if scheme in WEB_PROTOCOLS:
         if "*" in urlsplit(path).path:
             raise UserError(
                 "E-DATA-031",
@@ -263,7 +265,7 @@ def _remote_error(place: str, scheme: str, error: Exception) -> UserError:
     """Return the error for remote data that does not exist, must not be read, or cannot be read."""
     if (refusal := refused_redirect(error)) is not None:
         return refusal
-    if scheme in ("http", "https") and isinstance(error.__cause__, Exception):
+    if scheme in WEB_PROTOCOLS and isinstance(error.__cause__, Exception):
         error = error.__cause__  # the driver reports every failure as "not found"
     status = str(getattr(error, "code", None) or getattr(error, "status", None))
     text = (str(error).strip().splitlines() or [""])[0]
@@ -306,7 +308,7 @@ def _sorted(place: str, found: Iterable[Any], nothing: str) -> list[Any]:
 
 def at_address(address: str, kind: str, packed: str) -> File:
     """Return the file of an `address` that was found before, without looking for it again."""
-    if "://" not in address:
+    if not Address.of(address).is_remote:
         return File(address, kind, packed)
     store, path = _store(library("fsspec.core", address), address)
     return File(path, kind, packed, store)
@@ -315,13 +317,14 @@ def at_address(address: str, kind: str, packed: str) -> File:
 def _store(fsspec: Any, address: str) -> tuple[Any, str]:
     """Return the file system of an address and the path in it. A listing may contain hostile names: see protocols."""
     require_data_address(address)
-    if address.startswith(PROTOCOL):
-        return RangeFiles(), address.removeprefix(PROTOCOL)
-    if not address.startswith(("http://", "https://")):
+    parsed = Address.of(address)
+    if parsed.protocol == "hf":
+        return RangeFiles(), parsed.rest
+    if not parsed.is_web:
         return cast(tuple[Any, str], fsspec.url_to_fs(address))
     # aiohttp reads ~/.netrc and proxy variables only with trust_env. The user's fsspec settings take precedence.
     configured: dict[str, Any] = {}
-    for scheme in ("http", "https"):
+    for scheme in WEB_PROTOCOLS:
         configured |= importlib.import_module("fsspec.config").conf.get(scheme, {}).get("client_kwargs", {})
     settings = {"client_kwargs": {"trust_env": True, **configured}, "get_client": aiohttp_client}
     return cast(tuple[Any, str], fsspec.url_to_fs(address, **settings))
@@ -337,7 +340,7 @@ def _files(paths: Iterable[Path | str], store: Any = None) -> list[File]:
 
 def _endings(name: str) -> tuple[str, str]:
     """Return the ending and the compression of a name: `a.jsonl.gz` -> (`.jsonl`, `.gz`)."""
-    path = PurePosixPath(urlsplit(name).path if name.startswith(("http://", "https://")) else name)
+    path = PurePosixPath(urlsplit(name).path if Address.of(name).is_web else name)
     packed = path.suffix.lower() if path.suffix.lower() in PACKED else ""
     return (PurePosixPath(path.stem) if packed else path).suffix.lower(), packed
 

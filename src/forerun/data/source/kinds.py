@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forerun.data.text import TEXT_SUFFIXES
+from forerun.storage.address import Address
 
 KINDS = {
     **dict.fromkeys(TEXT_SUFFIXES, "text"),
@@ -38,7 +39,7 @@ def companions_of(kind: str) -> tuple[str, ...]:
 
 def companion(path: str, ending: str) -> str:
     """Return the name of a file that belongs to `path`: `a.bin` and `.idx` -> `a.idx`, `a.ds` -> `a.ds.index`."""
-    base, mark, query = path.partition("?") if path.startswith(("http://", "https://")) else (path, "", "")
+    base, mark, query = path.partition("?") if Address.of(path).is_web else (path, "", "")
     return (base[: -len(".bin")] if ending == MEGATRON_INDEX else base) + ending + mark + query
 
 

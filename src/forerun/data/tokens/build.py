@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.engine import ATTEMPTS, Event, StartEngine, UnitEngine
 from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.memory import no_memory
@@ -29,6 +27,8 @@ from forerun.data.tokens.store import INDEX, index_entry, read_index
 from forerun.data.tokens.unit import Unit, listed_units, storage_error, summaries_of, summary_of, unit_name, units_of
 from forerun.errors import StorageError, UserError
 from forerun.progress import TaskSpeed
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 __all__ = ["BuildProgress", "Limits", "build", "is_complete"]
 
@@ -47,7 +47,7 @@ class BuildProgress:
 
 
 Tell = Callable[[BuildProgress], None]
-Place = TypeVar("Place", Path, StoreFolder)
+Place = TypeVar("Place", Path, Folder)
 
 
 def build(
@@ -91,7 +91,7 @@ def build(
     if is_complete(store):
         held = read_index(store)["units"]
         # Nothing removes units from a bucket, and listing a large one takes long, so its index is trusted.
-        if not store.is_local or {unit_name(unit["unit"], unit["of"]) for unit in held} <= store.names():
+        if not store.is_local or {unit_name(unit["unit"], unit["of"]) for unit in held} <= set(store.names()):
             limits.check(store, held, whole=True)
             return found
     units = units_of(source)
@@ -111,7 +111,7 @@ def build(
     return found
 
 
-def is_complete(store: Path | StoreFolder) -> bool:
+def is_complete(store: Path | Folder) -> bool:
     """Return whether a store is complete: all units exist and the index is written."""
     return folder_at(store).exists(INDEX)
 
@@ -121,7 +121,7 @@ class _Build:
 
     def __init__(
         self,
-        store: StoreFolder,
+        store: Folder,
         source: Source,
         recipe: Recipe,
         units: Sequence[Unit],

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.data.source.rows import BadRow, RowPlace
-from forerun.data.storage.folder import StoreFolder
 from forerun.data.tokens.unit import read_skipped, unit_name
 from forerun.errors import UserError
+from forerun.storage.folder import Folder
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Limits:
     rows: float = 0.0
     files: int = 0
 
-    def check(self, store: Path | StoreFolder, units: Iterable[dict[str, Any]], *, whole: bool) -> None:
+    def check(self, store: Path | Folder, units: Iterable[dict[str, Any]], *, whole: bool) -> None:
         """Raise UserError if `units` have more bad rows or damaged files than allowed.
 
         `units` are the summaries of all units (`whole`) or of the first ones. A share is only checked for all units,

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums
+from forerun.data.reads.store_reads import StoreReads
 from forerun.data.source.rows import BadRow
-from forerun.data.storage.folder import FileRange, StoreFolder, remove_command
-from forerun.data.storage.location import folder_at
-from forerun.data.storage.store_reads import StoreReads
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.shared_store.publication import local_folder
 from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summaries_of, unit_damage, unit_name
 from forerun.errors import UserError
+from forerun.storage.folder import FileRange, Folder, remove_command
+from forerun.storage.open_folder import folder_at
 
 INDEX = "index.json"
 CHUNK_BYTES = 1 << 22  # of a request when a complete file is compared with its checksum
@@ -42,7 +42,7 @@ class TokenCounts(NamedTuple):
 class TokenStore:
     """An open store with its two sides."""
 
-    folder: StoreFolder
+    folder: Folder
     train: StoredDocuments
     validation: StoredDocuments | None  # None: no document is held out
     rows: int  # including bad ones
@@ -71,7 +71,7 @@ class TokenStore:
         return local_folder(self.folder)
 
 
-def open_store(folder: Path | StoreFolder, *, verify: bool = False, reads: StoreReads | None = None) -> TokenStore:
+def open_store(folder: Path | Folder, *, verify: bool = False, reads: StoreReads | None = None) -> TokenStore:
     """Open the store in `folder`. With `verify`, first compare all files with their checksums.
 
     `reads` has the counts and the cache for a store in a bucket. Raise UserError if the store is not finished or is
@@ -89,7 +89,7 @@ def open_store(folder: Path | StoreFolder, *, verify: bool = False, reads: Store
     return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
 
 
-def read_index(folder: Path | StoreFolder) -> dict[str, Any]:
+def read_index(folder: Path | Folder) -> dict[str, Any]:
     """Return the index of a finished store. Its `units` are a `UnitTable`."""
     return _index(folder_at(folder))[0]
 
@@ -100,7 +100,7 @@ def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
     return {key: summary[key] for key in keys if key in summary}
 
 
-def _index(folder: StoreFolder) -> tuple[dict[str, Any], bool]:
+def _index(folder: Folder) -> tuple[dict[str, Any], bool]:
     """Return the index, and whether it and every unit have checksums of their blocks."""
     try:
         index, checked = decode_index(folder.read(INDEX))
@@ -118,7 +118,7 @@ def _index(folder: StoreFolder) -> tuple[dict[str, Any], bool]:
     return index, checked and index["units"].checked
 
 
-def check(store: Path | StoreFolder, *, upgrade: bool = False) -> bool:
+def check(store: Path | Folder, *, upgrade: bool = False) -> bool:
     """Read all files, and raise UserError for the first one that differs from its checksum.
 
     With `upgrade`, add checksums of blocks to units that an earlier version of forerun wrote without them, unless the
@@ -141,7 +141,7 @@ def check(store: Path | StoreFolder, *, upgrade: bool = False) -> bool:
 
 
 def _checked_unit(
-    folder: StoreFolder, name: str, unit: dict[str, Any], summary: dict[str, Any] | None, *, upgrade: bool
+    folder: Folder, name: str, unit: dict[str, Any], summary: dict[str, Any] | None, *, upgrade: bool
 ) -> dict[str, Any]:
     """Compare all files of a unit with their checksums, and return its entry for the index.
 
@@ -168,7 +168,7 @@ def _checked_unit(
     return index_entry(summary)
 
 
-def _compared(folder: StoreFolder, file: str, *, bytes: int, sha256: str) -> tuple[bytes, str]:
+def _compared(folder: Folder, file: str, *, bytes: int, sha256: str) -> tuple[bytes, str]:
     """Compare a file with its size and checksum, and return the checksums of its blocks and their root."""
     digest, blocks = hashlib.sha256(), BlockSums()
     ranges = [FileRange(file, at, min(at + CHUNK_BYTES, bytes)) for at in range(0, bytes, CHUNK_BYTES)]
@@ -181,7 +181,7 @@ def _compared(folder: StoreFolder, file: str, *, bytes: int, sha256: str) -> tup
     return blocks.finish()
 
 
-def _damaged_index(folder: StoreFolder, why: str) -> UserError:
+def _damaged_index(folder: Folder, why: str) -> UserError:
     path = f"{folder.address}/{INDEX}"
     remove = remove_command(path, whole_folder=False)
     return UserError(

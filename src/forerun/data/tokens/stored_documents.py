@@ -22,12 +22,12 @@ from numpy.typing import ArrayLike, NDArray
 from forerun.data.blocks import damage
 from forerun.data.disk_array import DiskArray
 from forerun.data.documents import DocumentCounts, Mask, Tokens
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.bucket_array import ArrayPart, BucketArray, numbers_at, places_of, read_parts
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.bucket_array import ArrayPart, BucketArray, numbers_at, places_of, read_parts
+from forerun.data.reads.read_counts import ReadCounts
 from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.unit import token_type, unit_name
+from forerun.storage.folder import Folder
 
 OPEN_UNITS = 128  # each has up to three open files
 # Files of offsets in a bucket are fetched completely if all of them stay in memory. Otherwise each row of a batch would
@@ -54,7 +54,7 @@ class StoredDocuments:
         between two multiples of this number, and one more. 0: only the range is fetched.
     """
 
-    folder: StoreFolder
+    folder: Folder
     side: str
     vocab: int
     units: UnitTable = field(repr=False)  # entries of the index, in order

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.source.rows import BadRow, FilePiece
-from forerun.data.storage.folder import StoreFolder, remove_command
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.shared_store.publication import local_folder, part_name, publish
 from forerun.errors import DISK_ERRORS, StorageError, UserError
+from forerun.storage.folder import Folder, remove_command
+from forerun.storage.open_folder import folder_at
 from forerun.units import GIB, MIB
 
 SIDES = ("train", "validation")
@@ -97,7 +97,7 @@ def token_type(vocab: int) -> Token:
 class UnitWriter:
     """A writer of one unit. It writes to a temporary folder, which `finish` publishes."""
 
-    def __init__(self, store: Path | StoreFolder, unit: Unit, vocab: int) -> None:
+    def __init__(self, store: Path | Folder, unit: Unit, vocab: int) -> None:
         self.unit, self._store = unit, folder_at(store)
         self._folder = local_folder(self._store) / part_name(unit.name)
         self._folder.mkdir(parents=True)
@@ -274,7 +274,7 @@ class _File:
         return sums, root
 
 
-def summary_of(store: Path | StoreFolder, name: str) -> dict[str, Any] | None:
+def summary_of(store: Path | Folder, name: str) -> dict[str, Any] | None:
     """Return the summary of a finished unit, or None if it is missing or damaged.
 
     Also return None if a file of the unit is missing or has the wrong size. In a bucket, the other files are not looked
@@ -292,14 +292,14 @@ def summary_of(store: Path | StoreFolder, name: str) -> dict[str, Any] | None:
     return summary if all(sizes[file] == about["bytes"] for file, about in summary["files"].items()) else None
 
 
-def listed_units(store: StoreFolder) -> set[str]:
+def listed_units(store: Folder) -> set[str]:
     """Return the names of the units that exist, by one listing. Whether they are damaged is not looked at."""
     if store.is_local:
         return {name for name in store.names() if name.startswith("unit-")}
     return {name.removesuffix(f"/{SUMMARY}") for name in store.files() if name.endswith(f"/{SUMMARY}")}
 
 
-def summaries_of(store: StoreFolder, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def summaries_of(store: Folder, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the names and summaries of those units that are finished.
 
     A bucket is listed once, and the summaries are read many at a time. A unit that lacks a file is not finished.
@@ -326,7 +326,7 @@ def bad_json(bad: BadRow) -> dict[str, Any]:
     return place | {"code": bad.code, "what": bad.what, "why": bad.why, "fix": bad.fix, "whole_file": bad.whole_file}
 
 
-def read_skipped(store: Path | StoreFolder, names: Iterable[str]) -> Iterable[dict[str, Any]]:
+def read_skipped(store: Path | Folder, names: Iterable[str]) -> Iterable[dict[str, Any]]:
     """Yield the records of skipped rows and files, in the order of the data. Raise UserError if one is damaged."""
     folder = folder_at(store)
     for name in names:
@@ -342,7 +342,7 @@ def read_skipped(store: Path | StoreFolder, names: Iterable[str]) -> Iterable[di
             yield json.loads(line)
 
 
-def unit_damage(store: StoreFolder, file: str, why: str) -> UserError:
+def unit_damage(store: Folder, file: str, why: str) -> UserError:
     """Return the error for a damaged file of a unit, such as `unit-00003-of-00012/train.tokens`."""
     if store.is_local:
         return damage(Path(store.address) / file, why)
@@ -356,7 +356,7 @@ def unit_damage(store: StoreFolder, file: str, why: str) -> UserError:
     )
 
 
-def storage_error(store: Path | StoreFolder, error: OSError) -> UserError:
+def storage_error(store: Path | Folder, error: OSError) -> UserError:
     """Return the error for a store that cannot be written.
 
     A disk that is full or fails may recover, so a supervisor retries after a StorageError.

@@ -24,13 +24,13 @@ import numpy as np
 
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.recipe import Recipe, is_validation
 from forerun.data.tokens.unit import Unit, UnitWriter, bad_json, storage_error, summary_of
 from forerun.errors import StorageError, UserError
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 BATCH_ROWS = 500
 BATCH_CHARACTERS = 1 << 20
@@ -59,9 +59,7 @@ class TokenizeTask:
     With `rows_stop`, a bad row stops the build; with `files_stop`, a damaged file does. Otherwise they are skipped.
     """
 
-    def __init__(
-        self, source: Source, recipe: Recipe, store: StoreFolder, *, rows_stop: bool, files_stop: bool
-    ) -> None:
+    def __init__(self, source: Source, recipe: Recipe, store: Folder, *, rows_stop: bool, files_stop: bool) -> None:
         self._source, self._recipe, self.store = source, recipe, store
         self._rows_stop, self._files_stop = rows_stop, files_stop
         self._encoder = Encoder(recipe, source.form)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from forerun.hardware.object_storage import ReadLoad, bucket_protocol
+from forerun.hardware.object_storage import ReadLoad
 from forerun.hardware.storage_table import StorageReads
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.storage.address import Address
 from forerun.units import GIB
 
 # A TPU VM has a disk of 100 GB, and the cache gets a tenth of what is free.
@@ -17,7 +18,7 @@ def planned_reads(resolved: ResolvedJob, hosts: int) -> StorageReads | None:
     """Return the requests of a step on so many hosts; None if the store is not in a bucket."""
     job = resolved.job
     data = job.data
-    protocol = bucket_protocol(data.store)
+    protocol = Address.of(data.store or "").protocol
     if protocol is None:
         return None
     token_bytes = 2 if resolved.vocab <= 1 << 16 else 4

@@ -13,8 +13,8 @@ from error_assertions import assert_error
 from forerun.cloud.record.entries import FinishEntry
 from forerun.cloud.view import download as module
 from forerun.cloud.view.download import download, result_files
-from forerun.data.storage.folder import LocalFolder
 from forerun.errors import StorageError, UserError
+from forerun.storage.folder import LocalFolder
 
 CONTENT = {
     "export/model.safetensors": bytes(range(256)) * 100,

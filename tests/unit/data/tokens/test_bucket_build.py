@@ -14,8 +14,6 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import FileRange, StoreFolder
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens import unit as units_module
 from forerun.data.tokens.build import Limits, build, is_complete
 from forerun.data.tokens.engines.engine import Event
@@ -27,6 +25,8 @@ from forerun.data.tokens.store import INDEX, check, open_store, read_index
 from forerun.data.tokens.unit import SUMMARY, Unit, units_of
 from forerun.data.tokens.worker import TokenizeTask, answers
 from forerun.errors import UserError
+from forerun.storage.folder import FileRange, Folder
+from forerun.storage.open_folder import folder_at
 
 RECIPE = Recipe("bytes", "bytes", 256, 257, validation=0.2)
 PROTOCOLS = ("gs", "s3")
@@ -46,7 +46,7 @@ class MemoryBucket:
         return False
 
     @property
-    def retries(self) -> int:
+    def repeated_requests(self) -> int:
         return 0
 
     def inside(self, name: str) -> MemoryBucket:
@@ -104,7 +104,7 @@ class Killed(BaseException):
 class InProcess:
     """An engine in this process, for a store that only this process has."""
 
-    store: StoreFolder = MemoryBucket()
+    store: Folder = MemoryBucket()
     built: tuple[str, ...] = ()
 
     def __init__(self, units: Sequence[Unit], task: dict[str, Any], workers: int | None) -> None:
@@ -127,11 +127,11 @@ class InProcess:
         pass
 
 
-def engine_for(store: StoreFolder) -> type[InProcess]:
+def engine_for(store: Folder) -> type[InProcess]:
     return type("Engine", (InProcess,), {"store": store, "built": ()})
 
 
-def written(folder: StoreFolder) -> dict[str, bytes]:
+def written(folder: Folder) -> dict[str, bytes]:
     return {name: folder.read(name) for name in sorted(folder.files())}
 
 

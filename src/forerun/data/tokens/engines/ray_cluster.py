@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.engine import ATTEMPTS, Event, in_order
 from forerun.data.tokens.engines.ray_node import Shipment, build_unit, node_problem, versions
 from forerun.data.tokens.recipe import BYTES
@@ -28,6 +27,8 @@ from forerun.data.tokens.unit import Unit
 from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.safe_text import redact
+from forerun.storage.address import Address
+from forerun.storage.open_folder import folder_at
 
 LOSSES = 20  # of nodes or Ray workers, for one unit: preempted nodes come and go
 WAIT_SECONDS = 1.0
@@ -273,7 +274,7 @@ def _ray() -> Any:
 
 def _connect(ray: Any, address: str) -> None:
     """Connect to the cluster. Ray replaces the handler of SIGTERM, which is restored."""
-    if address.startswith("ray://"):
+    if Address.of(address).protocol == "ray":
         raise UserError(
             "E-DATA-203",
             f"--ray {address}: the Ray client is not supported",

@@ -20,13 +20,13 @@ from typing import Any
 from forerun import version
 from forerun.data.source.files import File
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import is_bucket
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.worker_process import WorkerProcess
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import remove_leftovers
 from forerun.data.tokens.unit import Unit
 from forerun.errors import UserError
+from forerun.storage.address import Address
+from forerun.storage.open_folder import folder_at
 
 FILES_CHECKED = 200  # of the source, per process: one request each
 
@@ -60,7 +60,7 @@ class NodeWorker:
             file = Path(self._folder.name) / "tokenizer.json"
             file.write_bytes(shipment.tokenizer)
             recipe["tokenizer"] = str(file)
-        if not is_bucket(shipment.task["store"]):
+        if not Address.of(shipment.task["store"]).is_bucket:
             remove_leftovers(folder_at(shipment.task["store"]))  # of writers on this node that have died
         self._task = shipment.task | {"recipe": recipe}
         self._working_folder = shipment.folder if os.path.isdir(shipment.folder) else None

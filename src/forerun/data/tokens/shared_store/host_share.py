@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from forerun.data.storage.folder import StoreFolder
 from forerun.data.tokens.unit import Unit, listed_units
+from forerun.storage.folder import Folder
 
 POLL_SECONDS = 5.0
 LISTING_SHARE = 0.1  # of the waiting time; listing a store of 52,000 units takes seconds
@@ -19,7 +19,7 @@ SLOW_BYTES_PER_SECOND = 1e6  # a worker that tokenizes at this speed is slow
 
 
 def missing_after_waiting(
-    store: StoreFolder,
+    store: Folder,
     units: Sequence[Unit],
     is_complete: Callable[[], bool],
     *,

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 from forerun.data.source.identity import cache_folder
-from forerun.data.storage.folder import FileRange, StoreFolder
+from forerun.storage.folder import FileRange, Folder
 
 LEFTOVER_SECONDS = 2 * 24 * 3600.0
 COMPARED_BYTES = 1 << 24  # read at a time when a published file is compared
 
 
-def local_folder(store: StoreFolder) -> Path:
+def local_folder(store: Folder) -> Path:
     """Return the folder of this machine for files that belong to a store, such as packing plans and unfinished units.
 
     It is the folder of the store itself, or a folder of the cache for a store in a bucket.
@@ -33,7 +33,7 @@ def local_folder(store: StoreFolder) -> Path:
     return cache_folder() / "stores" / store.address.rpartition("/")[2]
 
 
-def publish(written: Path, store: StoreFolder, name: str, summary: str) -> None:
+def publish(written: Path, store: Folder, name: str, summary: str) -> None:
     """Make the files of the folder `written` visible as the unit `name`, and remove the folder.
 
     If another process has published the unit in the meantime, its files are kept.
@@ -61,12 +61,12 @@ def publish(written: Path, store: StoreFolder, name: str, summary: str) -> None:
     shutil.rmtree(written)
 
 
-def _create(unit: StoreFolder, file: str, content: bytes) -> None:
+def _create(unit: Folder, file: str, content: bytes) -> None:
     if not unit.create(file, content) and not _is_equal(unit, file, content):
         unit.replace(file, content)
 
 
-def _is_equal(unit: StoreFolder, file: str, content: bytes) -> bool:
+def _is_equal(unit: Folder, file: str, content: bytes) -> bool:
     """Return whether a published file has this content. Large files are read in parts."""
     size = len(content)
     for start in range(0, size, COMPARED_BYTES):
@@ -84,7 +84,7 @@ def part_name(name: str) -> str:
     return f"{name}.{_host()}-{os.getpid()}-{os.urandom(4).hex()}.part"
 
 
-def remove_leftovers(store: StoreFolder) -> None:
+def remove_leftovers(store: Folder) -> None:
     """Remove temporary files and folders of writers that have ended.
 
     For writers on this machine only the process counts, not the age: a clock that jumps must not destroy the work of

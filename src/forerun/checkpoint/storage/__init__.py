@@ -1,1 +1,0 @@
-"""Storage of checkpoints: a folder or a bucket."""

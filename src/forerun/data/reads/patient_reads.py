@@ -1,0 +1,191 @@
+"""Reads of byte ranges that are repeated until each answer has the right length.
+
+The driver of a bucket repeats requests that fail at once. Here the rest is handled: requests that still fail, and
+answers that are too short or too long. The repetitions follow the schedule `READS`. An object that is missing or has
+another size is damaged, and is not asked for again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from forerun.data.blocks import SUFFIX
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import ByteLimit
+from forerun.data.reads.summed_file import SummedPart
+from forerun.errors import StorageError, UserError
+from forerun.storage.folder import FileRange, Folder
+from forerun.storage.retries import READS
+
+# Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and another request
+# costs tens of milliseconds of latency, the work of both sides, and a fee.
+GAP_BYTES = 1 << 16
+SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completely
+GROUP_BYTES = 1 << 24  # of blocks that one call fetches at a time, so that a large call needs little memory
+PROBES = 3  # requests for the last byte of a range, which decide that an object is too short
+APART = 16  # ranges that are asked for at the same time, one request each, after a failure
+
+
+class PatientReads:
+    """Reads ranges of a folder.
+
+    Args:
+      folder: the folder.
+      counts: counts requests, bytes and repetitions.
+      limit: bounds the bytes in flight.
+      clock, pause: for tests.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        counts: ReadCounts,
+        limit: ByteLimit,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.folder, self._counts, self._limit = folder, counts, limit
+        self._clock, self._pause = clock, pause
+
+    def read(self, ranges: Sequence[FileRange]) -> list[bytes]:
+        """Return the bytes of each range. All answers have the right length; their content is not verified.
+
+        Raises:
+          UserError: an object is missing or has another size.
+          StorageError: the bucket does not answer correctly for too long.
+        """
+        if not ranges:
+            return []
+        with self._limit.admitted(sum(one.stop - one.start for one in ranges)):
+            return self._answers(ranges)
+
+    def _answers(self, ranges: Sequence[FileRange]) -> list[bytes]:
+        found: list[bytes | None] = [None] * len(ranges)
+        missing, pause_seconds, deadline = list(range(len(ranges))), READS.first_seconds, None
+        while True:
+            first = deadline is None
+            answers = self._asked([ranges[place] for place in missing], together=first)
+            for place, answer in zip(missing, answers, strict=True):
+                if isinstance(answer, bytes) and len(answer) == ranges[place].stop - ranges[place].start:
+                    found[place] = answer
+            wrong = [(place, answer) for place, answer in zip(missing, answers, strict=True) if found[place] is None]
+            if not wrong:
+                return [one for one in found if one is not None]
+            self._counts.add(failed_requests=len(wrong))
+            now = self._clock()
+            deadline = now + READS.total_seconds if deadline is None else deadline
+            for place, answer in wrong:
+                self._refuse_hopeless(ranges[place], answer)
+            if now >= deadline:
+                raise self._gave_up(ranges[wrong[0][0]], wrong[0][1])
+            self._pause(pause_seconds * random.uniform(0.5, 1.0))  # hosts that failed together do not repeat together
+            pause_seconds = min(2 * pause_seconds, READS.most_seconds)
+            missing = [place for place, _ in wrong]
+
+    def _asked(self, ranges: Sequence[FileRange], *, together: bool) -> list[bytes | Exception]:
+        """Return an answer or an exception for each range.
+
+        One failure fails all ranges that are asked for together. After a failure each range therefore is asked for
+        alone: with many ranges, some request would fail again in most repetitions.
+        """
+        if together:
+            try:
+                found = self.folder.read_ranges(ranges)
+            except (OSError, StorageError) as error:
+                if len(ranges) == 1:
+                    self._counts.add(requests=1)
+                    return [error]
+            else:
+                self._counts.add(requests=len(ranges), read_bytes=sum(map(len, found)))
+                return list(found)
+        with ThreadPoolExecutor(min(APART, len(ranges)), thread_name_prefix="forerun-read") as pool:
+            return list(pool.map(self._alone, ranges))
+
+    def _alone(self, one: FileRange) -> bytes | Exception:
+        self._counts.add(requests=1)
+        try:
+            found = self.folder.read_ranges([one])[0]
+        except (OSError, StorageError) as error:
+            return error
+        self._counts.add(read_bytes=len(found))
+        return found
+
+    def _refuse_hopeless(self, one: FileRange, answer: bytes | Exception) -> None:
+        """Raise UserError if an object is missing, or ends before the range."""
+        if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
+            return
+        last = FileRange(one.name, one.stop - 1, one.stop)
+        for _ in range(PROBES):  # a single empty answer may be an accident
+            if isinstance(answer, FileNotFoundError):
+                raise damaged_object(self.folder, one.name, "it is missing") from None
+            answer = self._alone(last)
+            if isinstance(answer, bytes) and answer:
+                return
+            if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
+                return
+        raise damaged_object(self.folder, one.name, f"it ends before byte {one.stop}: it was cut short")
+
+    def _gave_up(self, one: FileRange, answer: bytes | Exception) -> StorageError:
+        last = f"{answer}" if isinstance(answer, Exception) else f"the last answer had {len(answer)} bytes"
+        return StorageError(
+            "E-DATA-182",
+            f"{self.folder.address}/{one.name} cannot be read",
+            why=f"bytes {one.start} to {one.stop - 1} were asked for during {READS.total_seconds:g} seconds: {last}",
+            fix="check the network and the permissions, and run the same command again",
+        )
+
+
+def merged(ranges: Sequence[FileRange]) -> list[FileRange]:
+    """Return spans that cover all ranges. Near ranges of one file are one span, of at most SPAN_BYTES."""
+    spans: list[FileRange] = []
+    for one in sorted(set(ranges)):
+        last = spans[-1] if spans else None
+        stop = 0 if last is None else max(last.stop, one.stop)
+        if last and last.name == one.name and one.start - last.stop <= GAP_BYTES and stop - last.start <= SPAN_BYTES:
+            spans[-1] = FileRange(one.name, last.start, stop)
+        else:
+            spans.append(one)
+    return spans
+
+
+def grouped(spans: Iterable[FileRange]) -> Iterator[list[FileRange]]:
+    """Yield the spans in groups of about GROUP_BYTES."""
+    group: list[FileRange] = []
+    size_bytes = 0
+    for span in spans:
+        if group and size_bytes + span.stop - span.start > GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(span)
+        size_bytes += span.stop - span.start
+    if group:
+        yield group
+
+
+def damaged_object(folder: Folder, name: str, why: str) -> UserError:
+    """Return the error for an object of a store that is missing or cut short."""
+    return UserError("E-DATA-181", f"{folder.address}/{name} is damaged", why=why, fix=_rebuild(folder, name))
+
+
+def damaged_part(folder: Folder, part: SummedPart) -> UserError:
+    """Return the error for a part that differs from its checksum, although it was fetched twice."""
+    name, start, stop = part.range
+    what = (
+        f"bytes {start} to {stop - 1}"
+        if name.endswith(SUFFIX)
+        else f"block {part.number} (bytes {start} to {stop - 1})"
+    )
+    return UserError(
+        "E-DATA-180",
+        f"{folder.address}/{name} is damaged",
+        why=f"{what} differs from its checksum, and it was fetched twice",
+        fix=_rebuild(folder, name),
+    )
+
+
+def _rebuild(folder: Folder, name: str) -> str:
+    unit = f"{folder.address}/{name.rpartition('/')[0]}".rstrip("/")
+    return f"remove the folder {unit} and run the same command again, which rebuilds only that folder"

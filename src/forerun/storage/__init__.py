@@ -1,0 +1,1 @@
+"""Folders and buckets: addresses, listing, ranged reads, conditional writes and retries."""

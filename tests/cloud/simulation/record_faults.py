@@ -51,7 +51,7 @@ class Attacker:
             values = json.loads(content)
             if not isinstance(values, dict) or not values:
                 return b"[]"
-        except ValueError:
+        except (RecursionError, ValueError):
             return b"x"
         target = values
         if isinstance(values.get("option"), dict) and self.random.random() < 0.5:

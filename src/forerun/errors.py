@@ -1,7 +1,7 @@
 """Errors that a user can correct, each with a stable code.
 
 A `UserError` says what is wrong, why, and how to correct it. Its code, such as `E-DATA-017`, never changes its meaning:
-`forerun explain E-DATA-017` prints its entry in `forerun/error_codes`, and tests compare codes, not sentences. Every
+`forerun explain E-DATA-017` reads its texts from the call that raises it, and tests compare codes, not sentences. Every
 other exception that reaches the command line is a bug of forerun.
 """
 
@@ -63,11 +63,15 @@ class Problem:
 
 
 class JobValueError(ValueError):
-    """A value that a validator of the job's schema rejects. It becomes a UserError with the file and the line."""
+    """A value that a validator of the job's schema rejects.
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    It becomes a UserError, whose `why` begins with the file, the line and the key. Python code that creates a `Job`
+    sees its message in pydantic's ValidationError.
+    """
+
+    def __init__(self, code: str, what: str, *, fix: str, why: str = "") -> None:
+        super().__init__(f"{what}; {fix}")
+        self.code, self.what, self.why, self.fix = code, what, why, fix
 
 
 class StorageError(UserError):

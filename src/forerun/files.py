@@ -48,7 +48,12 @@ def write_output(path: Path, content: bytes | str, fix: str, mode: int = 0o666) 
         if error.errno in DISK_ERRORS and error.errno != errno.EACCES:
             error.filename = str(path)
             raise
-        raise UserError("E-SYSTEM-001", f"{path} cannot be written", why=str(error.strerror), fix=fix) from error
+        raise UserError(
+            "E-SYSTEM-001",
+            f"{path} cannot be written",
+            why=str(error.strerror),
+            fix=f"{fix}; or check that {path.parent} is a folder in which you may write",
+        ) from error
 
 
 def require_writable_folder(path: Path, key: str) -> None:

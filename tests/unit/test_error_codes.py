@@ -1,30 +1,37 @@
-"""Every error that a user can correct has a code, and every code has an entry."""
+"""Every error that a user can correct has a code, and `explain` finds what, why and fix of every code."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import forerun
 from forerun import exit_codes
+from forerun.api.machine import hardware_table
 from forerun.cli.main import main
-from forerun.error_codes import CODE, code_of, entries
+from forerun.config.load import load
+from forerun.error_catalog import CODE, NOTES, PAGE, code_of, codes, raise_site
+from forerun.error_texts import PLACEHOLDER
 from forerun.errors import UserError
+from forerun.supervise.leader.verdicts import difference
 
 PACKAGE = Path(forerun.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
-# Errors that were made elsewhere keep their code: `error.code`, `self.code`, `event.content["code"]`.
+NOTES_PAGE = ROOT / PAGE
+MOST_LINES_OF_NOTES = 1500
+# Errors that were created elsewhere keep their code: `error.code`, `self.code`, `event.content["code"]`.
 CODE_OF_ANOTHER_ERROR = re.compile(r"^(str\()?[\w.]+(\.code|\[['\"]code['\"]\])\)?$")
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path, ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 def called(call: ast.Call) -> str:
@@ -33,12 +40,13 @@ def called(call: ast.Call) -> str:
 
 def error_classes() -> set[str]:
     """Names of UserError, JobValueError and all classes that inherit from them."""
-    found, before = {"UserError", "JobValueError"}, 0
+    names: set[str] = {"UserError", "JobValueError"}
+    number = 0
     classes = [node for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    while len(found) > before:
-        before = len(found)
-        found |= {node.name for node in classes if {ast.unparse(base) for base in node.bases} & found}
-    return found
+    while len(names) > number:
+        number = len(names)
+        names |= {node.name for node in classes if {ast.unparse(base) for base in node.bases} & names}
+    return names
 
 
 def used() -> list[str]:
@@ -50,9 +58,9 @@ def used() -> list[str]:
     ]
 
 
-def test_no_error_is_made_without_a_code() -> None:
+def test_every_error_has_a_code() -> None:
     classes, without = error_classes(), []
-    assert {"UserError", "StorageError", "SaveFailed", "ProtocolError"} <= classes
+    assert {"UserError", "StorageError", "SaveFailed"} <= classes
     for path, tree in trees():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and called(node) in classes):
@@ -66,35 +74,88 @@ def test_no_error_is_made_without_a_code() -> None:
     assert without == []
 
 
-def test_every_code_has_an_entry_and_every_entry_a_code() -> None:
-    assert set(used()) == set(entries())
-
-
-def test_one_code_is_one_error() -> None:
+def test_a_code_belongs_to_one_error() -> None:
     """A code at two places would describe two errors."""
     assert [code for code, number in Counter(used()).items() if number > 1] == []
+    assert sorted(used()) == codes()
 
 
-def test_an_entry_has_a_meaning_an_example_and_a_fix() -> None:
-    for code, entry in entries().items():
-        meaning, _, rest = entry.text.partition("```text\n")
-        example, _, fix = rest.partition("\n```")
-        assert entry.title, code
-        assert len(meaning.split()) > 5, code
-        assert f"[{code}]" in example, code
-        assert "**Fix.** " in fix, code
+def test_every_code_has_what_why_and_fix() -> None:
+    """`why` may be only a placeholder, such as the message of the operating system."""
+    incomplete = []
+    for code in codes():
+        entry = raise_site(code).entry()
+        assert entry.code == code
+        texts = (*entry.what, *entry.fix)
+        says_nothing = any(PLACEHOLDER.fullmatch(text) for text in texts) or "<...>" in str(entry)
+        if not (entry.what and entry.why and entry.fix) or says_nothing or not all(map(str.strip, entry.why)):
+            incomplete.append(str(entry))
+    assert incomplete == []
 
 
-@pytest.mark.parametrize("code", entries())
-def test_explain_prints_the_entry(code: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", code]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{code}: {entries()[code].title}\n")
-    assert "**Fix" not in printed
-    assert "```" not in printed
-    example = entries()[code].text.partition("```text\n")[2].partition("\n```")[0]
-    for line in example.splitlines():
-        assert f"  {line}\n" in printed or not line
+def has_form(text: str, forms: tuple[str, ...]) -> bool:
+    """Return whether a text of a raised error has one of the forms of the catalog."""
+    patterns = (".+".join(re.escape(piece) for piece in PLACEHOLDER.split(form)) for form in forms)
+    return any(re.fullmatch(pattern, text, re.DOTALL) for pattern in patterns)
+
+
+def load_text(folder: Path, text: str) -> None:
+    (folder / "job.yaml").write_text(text)
+    load(folder / "job.yaml")
+
+
+JOB = "model: qwen3-0.6b\ndata: texts\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "fail"),
+    [
+        pytest.param("E-JOB-009", lambda folder: load_text(folder, ""), id="constant of a module"),
+        pytest.param("E-JOB-010", lambda folder: load_text(folder, "- 1\n"), id="f-string"),
+        pytest.param("E-JOB-012", lambda folder: load(folder / "absent.yaml"), id="helpers"),
+        pytest.param("E-JOB-018", lambda folder: load_text(folder, JOB + "btach: 1\n"), id="near key"),
+        pytest.param("E-JOB-018", lambda folder: load_text(folder, JOB + "qqqqqq: 1\n"), id="no near key"),
+        pytest.param("E-JOB-019", lambda folder: load_text(folder, "model: qwen3-0.6b\n"), id="missing key"),
+        pytest.param("E-JOB-020", lambda folder: load_text(folder, JOB + "batch: many\n"), id="wrong type"),
+        pytest.param("E-JOB-041", lambda folder: load_text(folder, JOB + "steps: 1\nepochs: 1\n"), id="validator"),
+        pytest.param(
+            "E-JOB-049", lambda folder: load_text(folder, "model: qwen3-0.6b\ndata: ftp://a/b\n"), id="reason"
+        ),
+        pytest.param("E-JOB-052", lambda folder: load_text(folder, "model: &a b\n"), id="YAML reader"),
+        pytest.param("E-COMMAND-013", lambda _: hardware_table("chip"), id="conditional, near"),
+        pytest.param("E-COMMAND-013", lambda _: hardware_table("qqqqqq"), id="conditional, not near"),
+        pytest.param("E-COMMAND-026", lambda _: forerun.explain("E-NONE-000"), id="number"),
+    ],
+)
+def test_a_raised_error_has_the_forms_of_its_code(code: str, fail: Callable[[Path], None], tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        fail(tmp_path)
+    error, entry = caught.value, forerun.explain(code)
+    assert error.code == code
+    assert has_form(error.what, entry.what)
+    assert has_form(error.why, entry.why)
+    assert has_form(error.fix, entry.fix)
+
+
+@pytest.mark.parametrize("name", ["job", "unroll", "jax"])
+def test_a_table_of_fixes_is_listed(name: str) -> None:
+    error, entry = difference(name, {0: "a", 1: "b"}), forerun.explain("E-HOSTS-031")
+    assert len(entry.fix) == 6
+    assert has_form(error.fix, entry.fix)
+
+
+def test_explain_prints_the_texts_and_the_note(capsys: pytest.CaptureFixture[str]) -> None:
+    for code in ("E-JOB-010", "E-JOB-018", "E-HOSTS-031"):
+        assert main(["explain", code]) == 0
+        printed, entry = capsys.readouterr().out, forerun.explain(code)
+        assert printed.splitlines()[0] == code
+        assert [label for label in ("what", "why", "fix", "note") if re.search(rf"^ *{label}: ", printed, re.M)] == [
+            "what", "why", "fix", *(["note"] if code in NOTES else [])
+        ]  # fmt: skip
+        assert all(form in printed for forms in (entry.what, entry.why, entry.fix) for form in forms)
+        assert (f"{PAGE}#{code.lower()}\n" in printed) == (code in NOTES)
+    assert {"E-JOB-018", "E-HOSTS-031"} <= NOTES
+    assert "E-JOB-010" not in NOTES
 
 
 def test_explain_accepts_a_code_as_people_write_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +168,9 @@ def test_explain_accepts_a_code_as_people_write_it(capsys: pytest.CaptureFixture
 
 def test_explain_lists_all_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(entries())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == codes()
+    assert all(len(line.split()) > 2 for line in lines)
 
 
 def test_the_code_is_at_the_end_of_the_first_line() -> None:
@@ -116,13 +179,19 @@ def test_the_code_is_at_the_end_of_the_first_line() -> None:
     assert UserError(**error.parts()).parts() == error.parts()
 
 
-def test_the_documentation_has_every_area_and_every_exit_code() -> None:
-    page = (ROOT / "docs" / "reference" / "error-codes.md").read_text(encoding="utf-8")
-    assert set(re.findall(r'--8<-- "src/forerun/error_codes/(\w+\.md)"', page)) == {
-        file.name for file in (PACKAGE / "error_codes").glob("*.md")
-    }
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper()}
-    assert {int(number) for number in re.findall(r"^\| (\d+) \|", page, re.M)} == codes | {0}
+def test_every_note_belongs_to_a_code() -> None:
+    page = NOTES_PAGE.read_text(encoding="utf-8")
+    noted = re.findall(r"^## (.+)$", page, re.M)
+    assert noted == sorted(NOTES)
+    assert set(noted) <= set(codes())
+    assert len(page.splitlines()) <= MOST_LINES_OF_NOTES
+    assert {code.split("-")[1] for code in codes()} == set(re.findall(r"^\| ([A-Z]+) \|", page, re.M))
+
+
+def test_the_documentation_has_every_exit_code() -> None:
+    page = NOTES_PAGE.read_text(encoding="utf-8")
+    values = {value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert {int(number) for number in re.findall(r"^\| (\d+) \|", page, re.M)} == values | {0}
 
 
 def test_exit_codes_are_defined_in_one_place() -> None:
@@ -133,9 +202,10 @@ def test_exit_codes_are_defined_in_one_place() -> None:
         if path.name in ("exit_codes.py", "__main__.py"):
             continue
         for node in ast.walk(tree):
-            ends = isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.exit", "os._exit", "SystemExit"}
-            if ends and node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value not in (0, None):
-                elsewhere.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.exit", "os._exit", "SystemExit"}:
+                numbers = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+                if any(number != 0 and number is not None for number in numbers):
+                    elsewhere.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Constant)

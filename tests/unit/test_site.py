@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import forerun
+from forerun.error_catalog import codes
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "site"
 
@@ -86,3 +90,12 @@ def test_the_navigation_lists_every_page_once(tmp_path: Path, site_check: Module
     wrong = [{"Home": "index.md"}, {"Part": ["a.md", {"A": "a.md"}, "c.md"]}]
     names = [problem.split()[0].rstrip(":") for problem in site_check.navigation_problems(tmp_path, wrong)]
     assert names == ["b.md", "mkdocs.yml", "mkdocs.yml"]
+
+
+def test_the_page_of_error_codes_has_every_code_and_note(site_check: ModuleType) -> None:
+    page = site_check.error_page("# Head\n\n## E-JOB-018\n\nA note\nof two lines.\n")
+    assert re.findall(r"^## (.+)$", page, re.M) == codes()
+    assert page.startswith("# Head\n\n## E-")
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    for code, note in (("E-JOB-010", ""), ("E-JOB-018", "\nA note\nof two lines.\n")):
+        assert sections[code].rstrip("\n") == f"\n```text\n{forerun.explain(code).texts}\n```\n{note}".rstrip("\n")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from forerun.config import keys
-from forerun.error_codes import CODE, entries
+from forerun.error_catalog import CODE, codes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TROUBLESHOOTING = (DOCS / "how-to" / "troubleshooting.md").read_text("utf-8")
@@ -20,7 +20,7 @@ def headings(page: str, level: int) -> list[str]:
 def test_every_code_exists() -> None:
     named = set(CODE.findall(TROUBLESHOOTING))
     assert len(named) > 50
-    assert named - set(entries()) == set()
+    assert named - set(codes()) == set()
 
 
 def test_every_symptom_of_the_list_has_an_entry() -> None:

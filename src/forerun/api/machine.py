@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from forerun.doctor.machine import Finding, Machine
 from forerun.doctor.report import CHECKS
-from forerun.error_codes import Entry, code_of, entries
+from forerun.error_catalog import ErrorEntry, code_of, codes, raise_site
 from forerun.errors import UserError, did_you_mean
 from forerun.hardware import show
 from forerun.hardware.prices import provider_names
@@ -58,22 +58,26 @@ def hardware_table(
     return show.chips_table() if table == "chips" else show.slices_table()
 
 
-def explain(code: str) -> Entry:
-    """Return the entry of an error code: its title, and a text with an example and the fix.
+def explain(code: str) -> ErrorEntry:
+    """Return what, why and fix of an error code, as forerun's source code raises them.
 
     Args:
       code: such as `"E-DATA-017"`; `"e-data-17"` is accepted too.
 
+    Returns:
+      An entry with `code`, and with `what`, `why` and `fix`, each a tuple of all texts that the error can have. `note`
+      is the address of a longer explanation in the docs, or None.
+
     Raises:
       UserError: There is no such code.
     """
-    known, wanted = entries(), code_of(code)
-    if wanted not in known:
-        near = did_you_mean(wanted, known)
+    all_codes, name = codes(), code_of(code)
+    if name not in all_codes:
+        near = did_you_mean(name, all_codes)
         raise UserError(
             "E-COMMAND-026",
             f"there is no error code '{code}'",
-            why=f"forerun has {len(known)} codes, such as {next(iter(known))}",
+            why=f"forerun has {len(all_codes)} codes, such as {all_codes[0]}",
             fix=f"did you mean {near}?" if near else "forerun explain lists all codes",
         )
-    return known[wanted]
+    return raise_site(name).entry()

@@ -36,7 +36,7 @@ _SIGNED = (
 
 
 def check_addresses(value: Any, key: str) -> None:
-    """Raise ValueError if a text in `value` is a URL that contains a credential. The message does not repeat it."""
+    """Raise JobValueError if a text in `value` is a URL that contains a credential. The message does not repeat it."""
     for text in _texts(value):
         found = _URL.match(text)
         if found:
@@ -50,27 +50,30 @@ def check_arguments(arguments: Sequence[str]) -> None:
         given = value if equals and option.startswith("-") else argument
         try:
             check_addresses(given, option if given is value else "command line")
-        except ValueError as error:
+        except JobValueError as error:
             raise UserError(
-                "E-JOB-001", str(error), why="other users see the arguments of a command", fix="change it"
+                "E-JOB-001",
+                f"an address on the command line is rejected: {error.what}",
+                why="other users see the arguments of a command",
+                fix=f"change the address: {error.fix}",
             ) from None
 
 
 def _check(scheme: str, rest: str, key: str) -> None:
     if user_info(scheme, rest):
         other = _ALTERNATIVES.get(key) or _ALTERNATIVES.get(scheme, "use the settings of the store's driver")
-        raise JobValueError("E-JOB-022", f"{key}: a user name or password must not be in the URL of a job; {other}")
+        raise JobValueError("E-JOB-022", f"{key}: a user name or password must not be in the URL of a job", fix=other)
     query = "".join(re.split(r"[?#]", rest, maxsplit=1)[1:])
     for name, _ in parse_qsl(re.sub(r"[?#;]", "&", query), keep_blank_values=True):
         if _CREDENTIAL.search(name):
             other = _ALTERNATIVES.get(key, _SIGNED)
             raise JobValueError(
-                "E-JOB-023", f"{key}: the parameter '{name[:40]}' of the URL looks like a credential; {other}"
+                "E-JOB-023", f"{key}: the parameter '{name[:40]}' of the URL looks like a credential", fix=other
             )
     # Text after a blank would not be recognised as a part of the URL, so it would not be redacted in output.
     if _NOT_IN_URL.search(query):
         raise JobValueError(
-            "E-JOB-024", f"{key}: the query of a URL cannot contain blanks or quotes; write a blank as %20"
+            "E-JOB-024", f"{key}: the query of a URL cannot contain blanks or quotes", fix="write a blank as %20"
         )
 
 

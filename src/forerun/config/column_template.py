@@ -58,7 +58,9 @@ def check_columns(columns: Any) -> Any:
         return columns  # the schema reports the wrong type
     unknown = sorted(str(role) for role in set(columns) - set(COLUMNS))
     if unknown:
-        raise JobValueError("E-JOB-025", f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
+        raise JobValueError(
+            "E-JOB-025", f"data.columns: unknown {unknown[0]!r}", fix=f"use one of these: {', '.join(COLUMNS)}"
+        )
     for role, value in columns.items():
         if role == "messages" and isinstance(value, list | tuple):
             _check_messages(value)
@@ -67,12 +69,14 @@ def check_columns(columns: Any) -> Any:
         elif isinstance(value, Mapping):
             raise JobValueError(
                 "E-JOB-060",
-                f"data.columns.{role} is a section of keys, not a text: put a template in quotes, as in "
-                f"data.columns.{role}='\"{{question}} {{answer}}\"'",
+                f"data.columns.{role} is a section of keys, not a text",
+                fix=f"put a template in quotes, as in data.columns.{role}='\"{{question}} {{answer}}\"'",
             )
         elif isinstance(value, list | tuple):
             raise JobValueError(
-                "E-JOB-061", f"data.columns.{role} is a list: only data.columns.messages can be a list of messages"
+                "E-JOB-061",
+                f"data.columns.{role} is a list: only data.columns.messages can be a list of messages",
+                fix="write the name of a column, or a template in quotes",
             )
     return columns
 
@@ -85,7 +89,9 @@ def _check_messages(messages: Any) -> None:
         texts = isinstance(message, Mapping) and all(isinstance(value, str) for value in message.values())
         if not texts or not message.get("role") or "content" not in message:
             raise JobValueError(
-                "E-JOB-062", f'{where} needs a role and a content, as in {{role: user, content: "{{question}}"}}'
+                "E-JOB-062",
+                f"{where} needs a role and a content",
+                fix='write for example {role: user, content: "{question}"}',
             )
         found = [_parsed(value, f"{where}, {key}").columns for key, value in message.items() if key != "role"]
         answers += message["role"] in ("assistant", "gpt") and any(found)
@@ -93,7 +99,8 @@ def _check_messages(messages: Any) -> None:
         raise JobValueError(
             "E-JOB-063",
             "data.columns.messages: no message of the role assistant contains a column, so all rows have the same "
-            'answer; write for example {role: assistant, content: "{answer}"}',
+            "answer",
+            fix='write for example {role: assistant, content: "{answer}"}',
         )
 
 
@@ -102,8 +109,12 @@ def _parsed(text: str, where: str, *, may_have_columns: bool = True) -> ColumnTe
         found = parse_template(text)
     except ValueError as error:
         raise JobValueError(
-            "E-JOB-064", f"{where}: {error}; a template names a column as {{name}}, and {{{{ is a literal brace"
+            "E-JOB-064",
+            f"{where} is not a template: {error}",
+            fix="write a column as {name}, and a literal brace as {{ or }}",
         ) from None
     if found.columns and not may_have_columns:
-        raise JobValueError("E-JOB-065", f"{where} is a list, so it cannot be a template of texts; name its column")
+        raise JobValueError(
+            "E-JOB-065", f"{where} is a list, so it cannot be a template of texts", fix="write the name of its column"
+        )
     return found

@@ -28,11 +28,13 @@ def require_compiler_flags(options: Mapping[str, object]) -> None:
         if not _NAME.fullmatch(name):
             raise JobValueError(
                 "E-JOB-153",
-                f"compiler_options: {name!r} is not the name of a compiler option; write it as xla_..., without dashes",
+                f"compiler_options: {name!r} is not the name of a compiler option",
+                fix="write it as xla_..., without dashes",
             )
         for pattern, reason in _REFUSED:
             if re.search(pattern, name):
                 raise JobValueError(
                     "E-JOB-154",
-                    f"compiler_options.{name}: {reason}; remove it, or set it in the environment for one command",
+                    f"compiler_options.{name}: {reason}",
+                    fix="remove it, or set it in the environment for one command",
                 )

@@ -178,18 +178,22 @@ class Data(Section):
     def _one_place(self) -> Data:
         if not self.path and not self.mixture:
             raise JobValueError(
-                "E-JOB-026", "data.path is missing: a file, a folder or a glob; or name several in data.mixture"
+                "E-JOB-026",
+                "data.path is missing",
+                fix="set data.path to a file, a folder or a glob, or name several in data.mixture",
             )
         if self.path and self.mixture:
-            raise JobValueError("E-JOB-027", "data.path and data.mixture are both given: keep one")
+            raise JobValueError("E-JOB-027", "data.path and data.mixture are both given", fix="keep one of them")
         for key in ("columns", "separator", "limit"):
             if self.mixture and getattr(self, key):
                 raise JobValueError(
-                    "E-JOB-028", f"data.{key} is not possible with data.mixture: write {key} into each part"
+                    "E-JOB-028", f"data.{key} is not possible with data.mixture", fix=f"write {key} into each part"
                 )
         given = [part.weight is not None for part in self.mixture.values()]
         if any(given) and not all(given):
-            raise JobValueError("E-JOB-029", "data.mixture: give every part a weight, or none of them")
+            raise JobValueError(
+                "E-JOB-029", "data.mixture: some parts have no weight", fix="give every part a weight, or none of them"
+            )
         return self
 
     @property

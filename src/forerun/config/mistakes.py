@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from forerun.config import keys
 from forerun.config.merge import Given
-from forerun.config.protocols import ProtocolError
 from forerun.config.source import BEGIN, KeyPath, flow
 from forerun.errors import JobValueError, UserError, did_you_mean
 from forerun.safe_text import redact
@@ -41,7 +40,6 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-OTHER_VALUE = "E-JOB-021"  # for a validator's error without a code
 MANY_FOREIGN_KEYS = 4
 # Keys of earlier versions, and what changed.
 REMOVED = {"data.begin": "data is tokenized before the first step"}
@@ -53,17 +51,18 @@ class Mistake:
     """One mistake in a job.
 
     Args:
+      why: the reason, without the file and the line, which `user_error` adds.
       path: the key that is wrong.
       meant: the known keys that an unknown key probably means.
       missing: the missing key, if the mistake is a missing key. It is not reported if an unknown key means it.
       is_foreign: whether the unknown key is one of another trainer.
     """
 
-    path: KeyPath
     code: str
     what: str
     why: str
     fix: str
+    path: KeyPath
     meant: tuple[str, ...] = ()
     missing: str | None = None
     is_foreign: bool = False
@@ -112,13 +111,7 @@ def _mistakes(errors: Iterable[ErrorDetails], given: Given) -> Iterator[Mistake]
         elif details["type"] == "missing":
             yield _missing(path)
         elif details["type"] == "value_error":
-            raised = details["ctx"]["error"]
-            own = _own_words(path, raised, given)
-            yield (
-                replace(own, why=f"{own.why}: {raised.why}", fix=raised.fix)
-                if isinstance(raised, ProtocolError)
-                else own
-            )
+            yield _rejected(path, details["ctx"]["error"], given)
         else:
             yield _wrong(path, [details], given)
     for tried in alternatives.values():
@@ -148,21 +141,28 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def _unknown(path: KeyPath, given: Given) -> Mistake:
     section, name, key = _dotted(path[:-1]), str(path[-1]), _dotted(path)
-    if key in REMOVED:
-        return Mistake(
-            path, "E-JOB-018", f"unknown key '{key}'", f"has it, but it was removed: {REMOVED[key]}", "remove the key"
-        )
     known = keys.siblings(section)
     near = _near(section, name, known)
     found = _foreign(path, given, near)
-    if found is not None:
+    meant: tuple[str, ...] = ()
+    why = f"has it, but {section or 'a job'} has no '{name}'"
+    if key in REMOVED:
+        why, fix, found = f"has it, but it was removed: {REMOVED[key]}", "remove the key", None
+    elif found is not None:
         fix, meant = found.fix, found.meant
     elif near:
         fix, meant = f"did you mean '{near}'?", (near,)
     else:
-        fix, meant = f"remove it; known here: {', '.join(known)}", ()
-    why = f"has it, but {section or 'a job'} has no '{name}'"
-    return Mistake(path, "E-JOB-018", f"unknown key '{key}'", why, fix, meant=meant, is_foreign=found is not None)
+        fix = f"remove it; known here: {', '.join(known)}"
+    return Mistake(
+        "E-JOB-018",
+        f"unknown key '{key}'",
+        why=why,
+        fix=fix,
+        path=path,
+        meant=meant,
+        is_foreign=found is not None,
+    )
 
 
 def _foreign(path: KeyPath, given: Given, near: str | None) -> Suggestion | None:
@@ -193,24 +193,23 @@ def _missing(path: KeyPath) -> Mistake:
     key = _dotted(path)
     meaning = keys.meaning(key)
     return Mistake(
-        path,
         "E-JOB-019",
         f"'{key}' is missing",
-        f"does not set it{': ' if meaning else ''}{meaning}",
-        f"add it, for example: {path[-1]}: {_EXAMPLES.get(key, '...')}",
+        why=f"does not set it{': ' if meaning else ''}{meaning}",
+        fix=f"add it, for example: {path[-1]}: {_EXAMPLES.get(key, '...')}",
+        path=path,
         missing=key,
     )
 
 
-def _own_words(path: KeyPath, error: ValueError, given: Given) -> Mistake:
-    """Return a mistake with a validator's message. A message about a section is placed at the keys that it names."""
-    code, message = error.code if isinstance(error, JobValueError) else OTHER_VALUE, str(error)
-    named = _named(path, message, given)
-    if not named:
-        return Mistake(path, code, message, "as a whole", "change the job")
+def _rejected(path: KeyPath, error: JobValueError, given: Given) -> Mistake:
+    """Return the mistake that a validator reports. That of a section is placed at the keys that its texts name."""
+    named = _named(path, str(error), given)
     others = [f"{given.place(other)} sets {_dotted(other)}" for other in named[1:]]
-    why = ", ".join([f"sets {_dotted(named[0])}", *others])
-    return Mistake(named[0], code, message, why, f"change {' or '.join(map(_dotted, named))}")
+    why = ", ".join([f"sets {_dotted(named[0])}", *others]) if named else "as a whole"
+    if error.why:
+        why += f": {error.why}"
+    return Mistake(error.code, error.what, why=why, fix=error.fix, path=named[0] if named else path)
 
 
 def _named(path: KeyPath, message: str, given: Given) -> list[KeyPath]:
@@ -245,7 +244,7 @@ def _wrong(path: KeyPath, errors: Sequence[ErrorDetails], given: Given) -> Mista
     field = keys.fields().get(key)
     meaning = keys.meaning(key) if field else ""
     why = f"sets {key}{f' ({meaning})' if meaning else ''}"
-    return Mistake(path, "E-JOB-020", what, why, _fix(path, value, errors, given))
+    return Mistake("E-JOB-020", what, why=why, fix=_fix(path, value, errors, given), path=path)
 
 
 def _at(path: KeyPath, tree: Any) -> Any:

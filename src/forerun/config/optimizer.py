@@ -119,7 +119,9 @@ class Optimizer(Section):
             given["groups"] = tuple(given["groups"])
         name, schedule = str(given.get("name", ADAMW)), str(given.get("schedule", "cosine"))
         if ":" in name and "lr" not in given:
-            raise JobValueError("E-JOB-093", f"optimizer.name: {name} has no default learning rate; set optimizer.lr")
+            raise JobValueError(
+                "E-JOB-093", f"optimizer.name: {name} has no default learning rate", fix="set optimizer.lr"
+            )
         for key, (default, _) in changed_defaults(name, schedule).items():
             if given.get(key) is None and (key != "lr" or key not in given):
                 given[key] = default
@@ -137,8 +139,8 @@ class Optimizer(Section):
         if name in NAMES:
             return name
         near = _OTHER_NAMES.get(name.lower()) or did_you_mean(name, NAMES)
-        fix = f"did you mean {near}?" if near else f"known: {', '.join(NAMES)}, or your own module.path:Name"
-        raise JobValueError("E-JOB-090", f"optimizer.name: {name!r} is not an optimizer; {fix}")
+        fix = f"did you mean {near}?" if near else f"write one of {', '.join(NAMES)}, or your own module.path:Name"
+        raise JobValueError("E-JOB-090", f"optimizer.name: {name!r} is not an optimizer", fix=fix)
 
     @field_validator(*OPTIMIZER_KEYS)
     @classmethod
@@ -146,7 +148,7 @@ class Optimizer(Section):
         name, key = info.data.get("name"), info.field_name
         if name is not None and value not in (None, {}) and key in unused_keys(name, "cosine"):
             own = "; put the arguments of your optimizer into optimizer.options" if ":" in name else ""
-            raise JobValueError("E-JOB-091", f"optimizer.{key}: {name} does not use it; remove it{own}")
+            raise JobValueError("E-JOB-091", f"optimizer.{key}: {name} does not use it", fix=f"remove it{own}")
         return value
 
     @field_validator(*SCHEDULE_KEYS)
@@ -154,7 +156,9 @@ class Optimizer(Section):
     def _used_by_schedule(cls, value: Any, info: ValidationInfo) -> Any:
         schedule, key = info.data.get("schedule"), info.field_name
         if schedule is not None and value is not None and key in unused_keys(ADAMW, schedule):
-            raise JobValueError("E-JOB-092", f"optimizer.{key}: the schedule {schedule} does not use it; remove it")
+            raise JobValueError(
+                "E-JOB-092", f"optimizer.{key}: the schedule {schedule} does not use it", fix="remove it"
+            )
         return value
 
     @model_validator(mode="after")
@@ -162,7 +166,8 @@ class Optimizer(Section):
         if self.is_custom and any(group.weight_decay is not None for group in self.groups):
             raise JobValueError(
                 "E-JOB-094",
-                f"optimizer.groups: {self.name} applies its own weight decay; a group can set lr_scale only",
+                f"optimizer.groups: {self.name} applies its own weight decay",
+                fix="remove weight_decay from the groups; a group can set lr_scale only",
             )
         return self
 

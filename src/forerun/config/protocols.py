@@ -62,16 +62,8 @@ _FOLDERS = {
 }
 
 
-class ProtocolError(JobValueError):
-    """A key has an address that it does not allow. `fix` says what to write instead."""
-
-    def __init__(self, code: str, what: str, why: str, fix: str) -> None:
-        super().__init__(code, what)
-        self.why, self.fix = why, fix
-
-
 def check_protocol(value: Any, key: str) -> None:
-    """Raise ProtocolError if the key of a job has an address that it does not allow. Nothing is opened."""
+    """Raise JobValueError if the key of a job has an address that it does not allow. Nothing is opened."""
     if not isinstance(value, str) or "://" not in value:
         return
     if key in LOCAL_KEYS:
@@ -94,8 +86,8 @@ def check_options(options: Mapping[str, Any]) -> None:
                     raise _not_local(text, option)
         if isinstance(data := options.get("data"), str):
             require_data_address(data, "--data")
-    except ProtocolError as error:
-        raise UserError(error.code, str(error), why=error.why, fix=error.fix) from None
+    except JobValueError as error:
+        raise UserError(error.code, error.what, why=error.why, fix=error.fix) from None
 
 
 def require_data_address(address: str, key: str = "data.path") -> None:
@@ -104,39 +96,39 @@ def require_data_address(address: str, key: str = "data.path") -> None:
         return
     try:
         _require(address, key, DATA_PROTOCOLS)
-    except ProtocolError as error:
-        raise UserError(error.code, str(error), why=error.why, fix=error.fix) from None
+    except JobValueError as error:
+        raise UserError(error.code, error.what, why=error.why, fix=error.fix) from None
 
 
 def _require(address: str, key: str, allowed: Sequence[str]) -> None:
     protocol = address.partition("://")[0]
     listed = ", ".join(f"{name}://" for name in allowed)
     if "::" in address:
-        raise ProtocolError(
+        raise JobValueError(
             "E-JOB-005",
             f"{key}: chained addresses (::) are not allowed",
-            f"{_shown(address)} would open another address; one of {listed} is allowed",
-            f"name the file itself, or copy it to this machine and set {key} to the copy",
+            why=f"{_shown(address)} would open another address; one of {listed} is allowed",
+            fix=f"name the file itself, or copy it to this machine and set {key} to the copy",
         )
     if protocol == "http" and "https" in allowed:
         if _LOOPBACK.match(address):
             return
-        raise ProtocolError(
+        raise JobValueError(
             "E-JOB-006",
             f"{key}: http:// is allowed for a server on this machine only",
-            f"anyone on the network path to {_shown(address)} could change the data",
-            "write https://, or fetch the file first, for example with curl, and name the copy",
+            why=f"anyone on the network path to {_shown(address)} could change the data",
+            fix="write https://, or fetch the file first, for example with curl, and name the copy",
         )
     if protocol not in allowed:
-        raise ProtocolError(
+        raise JobValueError(
             "E-JOB-049",
             f"{key}: {_shown(protocol)}:// is not an allowed protocol",
-            f"allowed are {listed} and paths of this machine",
-            _FOLDERS.get(key, f"copy it to this machine and set {key} to the copy"),
+            why=f"allowed are {listed} and paths of this machine",
+            fix=_FOLDERS.get(key, f"copy it to this machine and set {key} to the copy"),
         )
 
 
-def _not_local(address: str, key: str) -> ProtocolError:
+def _not_local(address: str, key: str) -> JobValueError:
     protocol = _shown(address.partition("://")[0])
     command = _COPIES.get(protocol, "")
     fix = "copy it to this machine and name the copy" + (f": {command} {_shown(address)}" if command else "")
@@ -152,11 +144,11 @@ def _not_local(address: str, key: str) -> ProtocolError:
         )
     elif key == "distil.cache":
         fix = f"name a folder of this machine, or of a file system that it has mounted: {key}=FOLDER"
-    return ProtocolError(
+    return JobValueError(
         "E-JOB-050",
         f"{key}: {protocol}:// is not supported here",
-        f"{_shown(address)} is an address, and {key} is a file or a folder of this machine",
-        fix,
+        why=f"{_shown(address)} is an address, and {key} is a file or a folder of this machine",
+        fix=fix,
     )
 
 

@@ -40,12 +40,16 @@ class Sample(Section):
     def _possible(self) -> Sample:
         if self.every and not self.tokens:
             raise JobValueError(
-                "E-JOB-137", "sample.every needs tokens to generate: set sample.tokens to more than 0, or every to 0"
+                "E-JOB-137",
+                "sample.every needs tokens to generate",
+                fix="set sample.tokens to more than 0, or sample.every to 0",
             )
         if len(self.prompts) > MOST_PROMPTS:
             raise JobValueError(
-                "E-JOB-138", f"sample.prompts: {len(self.prompts)} prompts are too many; at most {MOST_PROMPTS}"
+                "E-JOB-138",
+                f"sample.prompts: {len(self.prompts)} prompts are too many",
+                fix=f"write at most {MOST_PROMPTS} prompts",
             )
         if len(set(self.prompts)) != len(self.prompts):
-            raise JobValueError("E-JOB-139", "sample.prompts: a prompt is given twice")
+            raise JobValueError("E-JOB-139", "sample.prompts: a prompt is given twice", fix="remove one of the two")
         return self

@@ -103,7 +103,7 @@ class Model(Section):
         module, colon, made = (name or "").partition(":")
         if colon and not all(part.isidentifier() for part in (*module.split("."), made)):
             raise JobValueError(
-                "E-JOB-036", f"model.name: {name!r} is not module.path:Class; write for example my_model:Net"
+                "E-JOB-036", f"model.name: {name!r} is not module.path:Class", fix="write for example my_model:Net"
             )
         return name
 
@@ -159,7 +159,8 @@ class Mesh(Section):
         if size < 1 and size != -1:
             raise JobValueError(
                 "E-JOB-037",
-                f"mesh.{info.field_name}: {size} is not a number of devices; write 1 or more, or -1 for the rest",
+                f"mesh.{info.field_name}: {size} is not a number of devices",
+                fix="write 1 or more, or -1 for the remaining devices",
             )
         return size
 
@@ -167,7 +168,7 @@ class Mesh(Section):
     def _fewer_slices(self) -> Mesh:
         if self.min_slices is not None and self.min_slices > (self.slices or 0):
             fix = f"write 1 to {self.slices}" if self.slices else "set mesh.slices, too"
-            raise JobValueError("E-JOB-160", f"mesh.min_slices: {self.min_slices} is more than mesh.slices; {fix}")
+            raise JobValueError("E-JOB-160", f"mesh.min_slices: {self.min_slices} is more than mesh.slices", fix=fix)
         return self
 
 
@@ -194,11 +195,11 @@ class Remat(Section):
         names = (*self.keep, *self.offload)
         unknown = sorted(set(names) - set(RESIDUALS))
         if unknown:
-            raise JobValueError("E-JOB-038", f"unknown residual {unknown[0]!r}; known: {', '.join(RESIDUALS)}")
+            raise JobValueError("E-JOB-038", f"unknown residual {unknown[0]!r}", fix=f"known: {', '.join(RESIDUALS)}")
         if names and self.policy != "named":
-            raise JobValueError("E-JOB-039", "keep and offload need policy: named")
+            raise JobValueError("E-JOB-039", "keep and offload need policy: named", fix="set remat.policy=named")
         if len(set(names)) != len(names):
-            raise JobValueError("E-JOB-040", "a residual is named twice")
+            raise JobValueError("E-JOB-040", "a residual is named twice", fix="name each once, in keep or in offload")
         return self
 
 
@@ -322,7 +323,7 @@ class Job(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Job:
         if self.steps is not None and self.epochs is not None:
-            raise JobValueError("E-JOB-041", "steps and epochs are both given: keep one")
+            raise JobValueError("E-JOB-041", "steps and epochs are both given", fix="keep one of them")
         return self
 
     @field_validator("compiler_options")
@@ -340,7 +341,9 @@ class Job(Section):
     def _validation(self) -> Job:
         if self.validation.patience is not None and not self.data.validation:
             raise JobValueError(
-                "E-JOB-042", "validation.patience: no documents are held out; set data.validation, for example 0.05"
+                "E-JOB-042",
+                "validation.patience: no documents are held out",
+                fix="set data.validation, for example to 0.05",
             )
         every, save = self.validation.every, self.checkpoint.every
         judged = self.data.validation and self.checkpoint.keep_best
@@ -349,6 +352,7 @@ class Job(Section):
                 "E-JOB-043",
                 f"checkpoint.keep_best needs an evaluation at every save: checkpoint.every={save} must be a "
                 f"multiple of validation.every ({every})",
+                fix=f"set checkpoint.every to a multiple of {every}, or checkpoint.keep_best to false",
             )
         return self
 
@@ -361,12 +365,15 @@ class Job(Section):
     def _scales(self) -> Job:
         if self.qat and self.lora and self.qat.scales == "learned":
             raise JobValueError(
-                "E-JOB-044", "qat.scales: learned is not possible with lora, which trains only adapters; remove it"
+                "E-JOB-044",
+                "qat.scales: learned is not possible with lora, which trains only adapters",
+                fix="remove qat.scales",
             )
         if self.qat and self.lora and self.lora.is_quantized:
             raise JobValueError(
                 "E-JOB-045",
-                f"lora.base: {self.lora.base} is not possible with qat, which rounds the base already; remove one",
+                f"lora.base: {self.lora.base} is not possible with qat, which rounds the base already",
+                fix="remove lora.base or qat",
             )
         return self
 
@@ -375,8 +382,8 @@ class Job(Section):
         if not re.fullmatch(FOLDER_NAME, self.name):
             raise JobValueError(
                 "E-JOB-046",
-                f"name: {self.name!r} is not a safe folder name; use letters, digits, '.', '_' and '-', no '.' first "
-                "(without this key it is the name of the file)",
+                f"name: {self.name!r} is not a safe folder name",
+                fix="use letters, digits, '.', '_' and '-', no '.' first (without this key it is the name of the file)",
             )
         return self
 

@@ -45,7 +45,7 @@ class Source:
 class _RefusedError(Exception):
     """Valid YAML that a job may not contain."""
 
-    def __init__(self, code: str, what: str, line: int, fix: str) -> None:
+    def __init__(self, code: str, what: str, *, line: int, fix: str) -> None:
         super().__init__(what)
         self.code, self.what, self.line, self.fix = code, what, line, fix
 
@@ -65,22 +65,22 @@ class _Loader(yaml.SafeLoader):
             raise _RefusedError(
                 "E-JOB-051",
                 f"a job has more than {MAX_VALUES} keys and values",
-                line,
-                "check that this is the file you mean",
+                line=line,
+                fix="check that this is the file you mean",
             )
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _RefusedError(
                 "E-JOB-052",
                 "YAML anchors and aliases (& and *) are not allowed in a job",
-                line,
-                "write the value out, or put text in quotes",
+                line=line,
+                fix="write the value out, or put text in quotes",
             )
         if tag := getattr(event, "tag", None):
             raise _RefusedError(
                 "E-JOB-053",
                 f"the YAML tag {tag} is not allowed in a job",
-                line,
-                "remove the tag, or put text in quotes",
+                line=line,
+                fix="remove the tag, or put text in quotes",
             )
         return super().compose_node(parent, index)
 
@@ -202,7 +202,10 @@ def _parsed(text: str, where: Callable[[int], str], syntax_fix: Callable[[str], 
         place = where(mark.line + 1 if mark else 1)
         problem = error.problem or error.context or "syntax error"
         raise UserError(
-            "E-JOB-016", "this is not valid YAML", why=f"{place}: {problem}", fix=syntax_fix(problem)
+            "E-JOB-016",
+            "this is not valid YAML",
+            why=f"{place}: {problem}",
+            fix=f"correct the syntax: {syntax_fix(problem)}",
         ) from None
     except RecursionError:
         raise UserError(
@@ -240,12 +243,17 @@ def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise _RefusedError("E-JOB-054", "a key is a list or a mapping", line, "write lines like: batch: 32")
+            raise _RefusedError(
+                "E-JOB-054", "a key is a list or a mapping", line=line, fix="write lines like: batch: 32"
+            )
         key: str = key_node.value
         if key in tree:
             first = lines[*path, key]
             raise _RefusedError(
-                "E-JOB-055", f"the key '{key}' appears twice, first on line {first}", line, "keep one of the two lines"
+                "E-JOB-055",
+                f"the key '{key}' appears twice, first on line {first}",
+                line=line,
+                fix="keep one of the two lines",
             )
         lines[*path, key] = line
         tree[key] = _value(value_node, (*path, key), lines)
@@ -265,7 +273,7 @@ def _scalar(node: yaml.Node) -> Any:
         except ValueError:
             line = node.start_mark.line + 1
             raise _RefusedError(
-                "E-JOB-056", f"a number has {len(text)} digits", line, "write a smaller number"
+                "E-JOB-056", f"a number has {len(text)} digits", line=line, fix="write a smaller number"
             ) from None
     if kind == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))

@@ -39,8 +39,10 @@ class Track(Section):
             yours = colon and all(part.isidentifier() for part in (*module.split("."), made))
             if name not in KNOWN and not yours:
                 raise JobValueError(
-                    "E-JOB-047", f"track.to: unknown {name!r}; known: {', '.join(KNOWN)}, or module.path:Class"
+                    "E-JOB-047",
+                    f"track.to: unknown {name!r}",
+                    fix=f"write one of {', '.join(KNOWN)}, or your own module.path:Class",
                 )
         if len(set(to)) != len(to):
-            raise JobValueError("E-JOB-048", "track.to: a tracker is named twice")
+            raise JobValueError("E-JOB-048", "track.to: a tracker is named twice", fix="remove one of the two")
         return to

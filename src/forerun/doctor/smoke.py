@@ -189,7 +189,10 @@ def _train(bench: Bench) -> str:
     loss, tokens = float(metrics.loss), number * made["program"].derived.tokens_per_step
     if not loss < made["first_loss"]:
         raise UserError(
-            "E-DOCTOR-002", f"loss did not fall: {made['first_loss']:.3f} -> {loss:.3f}", why="", fix="report a bug"
+            "E-DOCTOR-002",
+            f"loss did not fall: {made['first_loss']:.3f} -> {loss:.3f}",
+            why=f"{number} steps on simple text lower the loss if the devices compute correctly",
+            fix="report a bug",
         )
     speed = tokens / (time.perf_counter() - began)
     return f"{number} steps, loss {made['first_loss']:.3f} -> {loss:.3f}, {speed:,.0f} tokens/s"

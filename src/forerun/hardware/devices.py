@@ -164,8 +164,12 @@ def _absent(order: tuple[str, ...], missing: Mapping[str, Absence]) -> UserError
     fixes = dict.fromkeys(missing[name].fix for name in order)
     lost = "this machine has none" if not any(missing[name].attached for name in order) else "it cannot be used here"
     kind, example = ("TPU", "v5e-8") if "tpu" in order else ("GPU", "h100-1")
-    fixes[f"to check whether it fits a {kind} (needs none): forerun plan JOB --on {example}"] = None
-    return UserError("E-HARDWARE-004", f"the job asks for {names}, and {lost}", why=whys, fix="\n".join(fixes))
+    return UserError(
+        "E-HARDWARE-004",
+        f"the job asks for {names}, and {lost}",
+        why=whys,
+        fix="\n".join([*fixes, f"to check whether it fits a {kind} (needs none): forerun plan JOB --on {example}"]),
+    )
 
 
 @contextmanager

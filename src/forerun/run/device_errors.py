@@ -48,7 +48,7 @@ def device_error(error: BaseException, kind: str, devices: int, hosts: int) -> U
     if not isinstance(error, JaxRuntimeError):
         return None
     text = str(error)
-    first = text.strip().partition("\n")[0][:_SHOWN_CHARACTERS]
+    first_line = text.strip().partition("\n")[0][:_SHOWN_CHARACTERS]
     chip = chip_of_device_kind(kind)
     is_gpu = "NVIDIA" in kind or (chip is not None and chip.gpu is not None)
     if _FULL.search(text):
@@ -56,7 +56,7 @@ def device_error(error: BaseException, kind: str, devices: int, hosts: int) -> U
         return UserError(
             "E-RUN-088",
             f"the memory of the devices ({kind}) is full",
-            why=first + ("\nother processes may use the GPU's memory: see nvidia-smi" if is_gpu else ""),
+            why=first_line + ("\nother processes may use the GPU's memory: see nvidia-smi" if is_gpu else ""),
             fix=f"forerun plan JOB --on {machine} shows what fills the memory; reduce micro_batch "
             "or sequence, set remat=full, or increase mesh.fsdp",
         )
@@ -71,7 +71,12 @@ def device_error(error: BaseException, kind: str, devices: int, hosts: int) -> U
             "NCCL_P2P_DISABLE=1 tells whether direct transfers between GPUs are the cause",
         )
     if is_gpu and (cause := gpu_cause(text)) is not None:
-        return UserError("E-RUN-090", f"{kind} cannot run the program", why=f"{first}\n{cause.why}", fix=cause.fix)
+        return UserError(
+            "E-RUN-090",
+            f"{kind} cannot run the program",
+            why=f"{first_line}\n{cause.why}",
+            fix=f"{cause.fix}; then run the same command again",
+        )
     return None
 
 

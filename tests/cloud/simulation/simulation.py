@@ -107,7 +107,7 @@ class Simulation:
     def _recorded_cap(self) -> float | None:
         try:
             return float(json.loads(self.bucket.contents["cloud/run.json"])["max_usd"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, RecursionError, TypeError, ValueError):  # the attacker writes such files, too
             return None
 
     def start_keeper(self, run: CloudRun) -> None:

@@ -9,7 +9,7 @@ from error_assertions import assert_error
 from forerun.config import aliases, keys
 from forerun.config.load import load
 from forerun.config.mistakes import REMOVED
-from forerun.error_codes import CODE
+from forerun.error_catalog import CODE
 from forerun.errors import UserError
 
 SMALL = "model: qwen3-0.6b\ndata: texts\n"
@@ -182,7 +182,7 @@ def test_numbers_beyond_any_use(line: str, limit: str) -> None:
 @pytest.mark.parametrize("name", [":Net", "net:", ".net:Net", "a b:Net", "net:Net:Net"])
 def test_a_class_is_named_by_its_module_and_its_name(name: str) -> None:
     error = error_of(f"model: '{name}'\ndata: texts\n")
-    assert_error(error, "E-JOB-036", what=f"model.name: {name!r} ", why="job.yaml:1 ", fix="model.name")
+    assert_error(error, "E-JOB-036", what=f"model.name: {name!r} ", why="job.yaml:1 sets model.name")
 
 
 def test_every_alias_of_a_value_belongs_to_a_key_and_hides_no_value() -> None:

@@ -36,6 +36,8 @@ class Distil(Section):
     def _checkpoint(cls, name: str) -> str:
         if not name or ":" in name:
             raise JobValueError(
-                "E-JOB-030", f"distil.teacher: {name!r} is not a checkpoint; write owner/name or a folder as ./teacher"
+                "E-JOB-030",
+                f"distil.teacher: {name!r} is not a checkpoint",
+                fix="write owner/name or a folder as ./teacher",
             )
         return name

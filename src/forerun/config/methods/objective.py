@@ -26,7 +26,7 @@ class CustomObjective(Section):
         module, colon, made = name.partition(":")
         if not colon or not all(part.isidentifier() for part in (*module.split("."), made)):
             raise JobValueError(
-                "E-JOB-031", f"objective.name: {name!r} is not module.path:Class; write for example my_loss:ZLoss"
+                "E-JOB-031", f"objective.name: {name!r} is not module.path:Class", fix="write for example my_loss:ZLoss"
             )
         return name
 
@@ -36,7 +36,9 @@ def require_one_objective(job: Any) -> None:
     given = [name for name in ("objective", "preferences", "distil") if getattr(job, name, None) is not None]
     if len(given) > 1:
         raise JobValueError(
-            "E-JOB-032", f"{given[0]} and {given[1]} are both given: each defines what is learned; keep one"
+            "E-JOB-032",
+            f"{given[0]} and {given[1]} are both given: each defines what is learned",
+            fix="keep one of them",
         )
     if job.preferences is not None:
         job.preferences.require_reference(adapters=job.lora is not None)

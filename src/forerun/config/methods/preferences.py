@@ -41,7 +41,9 @@ class Preferences(Section):
     def _smoothing(self) -> Preferences:
         if self.smoothing is not None and self.loss != "cdpo":
             raise JobValueError(
-                "E-JOB-033", f"preferences.smoothing: {self.loss} does not use it; write loss: cdpo, or remove it"
+                "E-JOB-033",
+                f"preferences.smoothing: {self.loss} does not use it",
+                fix="write loss: cdpo, or remove preferences.smoothing",
             )
         return self
 
@@ -50,11 +52,14 @@ class Preferences(Section):
         if self.reference == "base" and not adapters:
             raise JobValueError(
                 "E-JOB-034",
-                "preferences.reference: base needs lora: without it, all weights change; write cached or beside",
+                "preferences.reference: base needs lora: without it, all weights change",
+                fix="write cached or beside",
             )
         if self.reference == "beside" and adapters:
             raise JobValueError(
-                "E-JOB-035", "preferences.reference: with lora, the base is the reference already; write base or cached"
+                "E-JOB-035",
+                "preferences.reference: with lora, the base is the reference already",
+                fix="write base or cached",
             )
 
     @property

@@ -131,11 +131,11 @@ def require_new_tokens(texts: tuple[str, ...], method: TrainingMethod) -> None:
     """Raise if the new tokens of a model are not different texts, or if the method has a second model."""
     wrong = next((text for n, text in enumerate(texts) if not text.strip() or text in texts[:n]), None)
     if wrong is not None:
-        raise JobValueError("E-JOB-075", f"model.new_tokens: {wrong!r} is empty or given twice; remove it")
+        raise JobValueError("E-JOB-075", f"model.new_tokens: {wrong!r} is empty or given twice", fix="remove it")
     if texts and (method.preferences is not None or method.distil is not None):
         name = "distil" if method.preferences is None else "preferences"
         raise JobValueError(
             "E-JOB-076",
-            f"model.new_tokens is not possible with {name}, whose second model does not know these tokens; "
-            "train the tokens first, export the run with --merge, and start from that folder",
+            f"model.new_tokens is not possible with {name}, whose second model does not know these tokens",
+            fix="train the tokens first, export the run with --merge, and start from that folder",
         )

@@ -58,7 +58,9 @@ def _split_rows(rows: Iterator[SourceRow | BadRow], separator: str) -> Iterator[
         found = plain.split_text(row.values["text"], separator)
         yield from (SourceRow({"text": text}, row.place) for text in found)
         if not found:
-            yield BadRow("E-DATA-111", "holds no text", "it has only separators", "delete this row", row.place)
+            yield BadRow(
+                "E-DATA-111", "holds no text", why="it has only separators", fix="delete this row", place=row.place
+            )
 
 
 def is_row(row: SourceRow | BadRow) -> bool:

@@ -49,9 +49,9 @@ from forerun.data.storage.cache_file import (
 )
 from forerun.data.storage.cache_size import cache_size
 from forerun.data.storage.read_counts import ReadCounts
+from forerun.errors import Problem
 from forerun.units import Bytes
 
-FAILED = "E-DATA-185"
 _KEY = struct.Struct("<QQ")
 _AFTER_TAG = struct.Struct("<HHI")
 _STAMP = struct.Struct("<I")
@@ -287,7 +287,13 @@ class BlockCache:
 
     def _report(self, problem: str, result: str) -> None:
         self._counts.add(cache_errors=1)
-        self._tell_once(f"the local cache {self.file} {problem}; {result}  [{FAILED}]")
+        failure = Problem(
+            "E-DATA-185",
+            f"the local cache {self.file} {problem}",
+            why=result,
+            fix="free disk space, set a smaller data.cache_gib, or put the cache on another disk with XDG_CACHE_HOME",
+        )
+        self._tell_once(f"{failure.what}; {failure.why}  [{failure.code}]")
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:

@@ -71,9 +71,9 @@ def stopped(bad: BadRow) -> UserError:
 
 
 def bad_from(one: dict[str, Any]) -> BadRow:
-    """Return the bad row of a record. Records of earlier versions have no code, so they get E-DATA-113."""
+    """Return the bad row of a record."""
     place = RowPlace(one["file"], one["number"], one["word"])
-    return BadRow(one.get("code", "E-DATA-113"), one["what"], one["why"], one["fix"], place, one["whole_file"])
+    return BadRow(one["code"], one["what"], one["why"], one["fix"], place, one["whole_file"])
 
 
 def _number(limit: float) -> str:

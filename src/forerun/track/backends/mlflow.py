@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.config.addresses import check_addresses
-from forerun.errors import UserError
+from forerun.errors import JobValueError, UserError
 from forerun.redirects import RedirectHandler
 from forerun.track.backends.tensorboard import figures_of
 from forerun.track.tracker import Row, TrackedRun
@@ -54,12 +54,12 @@ def server_of(url: str | None) -> str:
         )
     try:
         check_addresses(found, "track.url")  # also for the variable, because errors of urllib show passwords
-    except ValueError as error:
+    except JobValueError as error:
         raise UserError(
             "E-TRACK-002",
-            str(error),
+            f"the address of the MLflow server is rejected: {error.what}",
             why="the address is in MLFLOW_TRACKING_URI",
-            fix="remove the credential from the variable",
+            fix=f"change the variable: {error.fix}",
         ) from None
     return found.rstrip("/")
 

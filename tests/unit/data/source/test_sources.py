@@ -253,7 +253,7 @@ def test_the_text_column_may_have_another_name(tmp_path: Path, name: str) -> Non
 
 
 def test_an_unknown_column_role_and_columns_of_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="unknown 'txt'; known: text, messages"):
+    with pytest.raises(ValidationError, match="unknown 'txt'; use one of these: text, messages"):
         Data(path="x", columns={"txt": "content"})
     (tmp_path / "a.txt").write_text("x")
     assert "plain text has no columns" in refused(tmp_path, text="content").what

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cached_reads import CheckingCaller, StoredFile
 
-from forerun.data.storage.block_cache import FAILED, BlockCache
+from forerun.data.storage.block_cache import BlockCache
 from forerun.data.storage.cache_file import ENTRY, HEADER_BYTES, LINE_BYTES, geometry_within, stored_geometry
 from forerun.data.storage.read_counts import ReadCounts
 
@@ -75,7 +75,7 @@ def test_a_removed_cache_is_created_again(tmp_path: Path, remove: Callable[[Path
         world.require("hits")
         assert world.errors == number
     assert len(world.told) == 1
-    assert FAILED in world.told[0]
+    assert "E-DATA-185" in world.told[0]
     assert str(world.cache.file) in world.told[0]
     assert len(os.listdir("/proc/self/fd")) == descriptors  # the space of removed files is free
 
@@ -128,7 +128,7 @@ def test_a_full_disk_is_reported_once_and_used_again_later(small_disk: Path) -> 
     assert world.errors == 1  # writing pauses
     assert len(world.told) == 1
     assert os.strerror(errno.ENOSPC) in world.told[0]
-    assert FAILED in world.told[0]
+    assert "E-DATA-185" in world.told[0]
     for _ in range(20):
         world.seconds += 100
         assert world.caller.read_all(1, 1) == 0
@@ -198,7 +198,7 @@ def test_an_error_of_the_disk_does_not_change_what_is_read(
             world.seconds += 1
         assert 10 <= world.errors <= 40
         assert 1 <= len(world.told) <= 2
-        assert all(os.strerror(errno.EIO) in text and FAILED in text for text in world.told)
+        assert all(os.strerror(errno.EIO) in text and "E-DATA-185" in text for text in world.told)
     world.seconds += 60
     world.caller.read(0, FILE.blocks)
     world.require("hits")

@@ -185,8 +185,9 @@ class ControllerProcess:
             self.needs_cap = True  # the user gives it with the next command
             raise
         assert agreed.max_usd is not None
-        simulation.checks.caps.append((simulation.world.now, agreed.max_usd))
         run = begin_run(files, agreed, providers, now, ledger=self.ledger)
+        # A command that ends with an error before this has changed no cap, and says so.
+        simulation.checks.caps.append((simulation.world.now, agreed.max_usd))
         if run.max_usd != agreed.max_usd:
             simulation.checks.fail("the cap of a resumed run is not the one that the question names")
         self.begins += 1

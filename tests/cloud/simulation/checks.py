@@ -89,7 +89,8 @@ class Checks:
     def latest_end(self, machine: Machine, deadline: float) -> float:
         """Return the latest time at which the first of the existing limits must have acted."""
         if machine.is_keeper:
-            return self._extended(deadline, "controller") + self.scenario.poll_seconds + MARGIN_SECONDS
+            pause = max(self.scenario.poll_seconds, RETRY_SECONDS)  # its bucket may not answer
+            return self._extended(deadline, "controller") + pause + MARGIN_SECONDS
         return min(self._latest_of(guard, machine, deadline) for guard in self.scenario.guards)
 
     def _latest_of(self, guard: str, machine: Machine, deadline: float) -> float:

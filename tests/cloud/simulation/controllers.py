@@ -142,6 +142,10 @@ class ControllerProcess:
         simulation = self.simulation
         text = error.what if isinstance(error, UserError) else str(error)
         simulation.world.note(f"{self.role}: the command ends with an error: {text}")
+        now = simulation.world.now
+        simulation.checks.controller_gaps.append(
+            (now, now + USER_RETRY_SECONDS + MARGIN_SECONDS)
+        )  # no controller runs until then
         if self.controller is not None and any(
             machine.runs and not machine.is_keeper for machine in simulation.cloud.machines
         ):

@@ -218,6 +218,8 @@ class Controller:
     def _perform(self, view: ControlView, action: Action) -> None:
         match action:
             case StartAttempt(entry):
+                # If the record was deleted, an attempt of another controller may run that this one does not know.
+                self.sweep()
                 if self.files.create_attempt(entry):
                     self.ledger.add(LedgerAttempt(entry))
             case RequestSlice(entry):

@@ -298,3 +298,26 @@ def test_a_slice_that_its_hosts_delete_in_its_first_minute_is_not_free() -> None
     view, _ = one.step()
     assert 0.1 <= cloud.bill() < 60 * 10.0 / 3600
     assert view.spent_usd == pytest.approx(cloud.bill(), abs=ONE_POLL_USD)
+
+
+def test_a_controller_that_knows_no_attempt_deletes_a_running_slice_before_it_starts_one() -> None:
+    """The record is deleted while the second attempt runs, and a keeper that has seen no attempt takes over."""
+    cloud = new_cloud()
+    keeper, first = controller(cloud), controller(cloud)
+    for preempted_usd in (0.5, 0.0):
+        while not cloud.slices or cloud.bill() < preempted_usd:
+            first.step()
+            cloud.advance(5)
+        (rented,) = cloud.slices.values()
+        if preempted_usd:
+            rented.state, rented.ended_at, rented.preempted = SliceState.PREEMPTED, cloud.now, True
+            while rented in cloud.slices.values():
+                first.step()
+                cloud.advance(5)
+    wipe(cloud)
+    keeper._swept_at = cloud.now  # it has looked for such slices before the attempt began
+    for _ in range(10):
+        keeper.step()
+        assert len(cloud.slices) <= 1
+        cloud.advance(1)
+    assert rented in cloud.past

@@ -25,7 +25,7 @@ from forerun.cloud.control.lease import Lease
 from forerun.cloud.control.ledger import LedgerAttempt, RunLedger
 from forerun.cloud.control.observation import RunObserver
 from forerun.cloud.control.run_summary import run_summary, write_summary
-from forerun.cloud.control.run_view import ControlView, attempt_deadline
+from forerun.cloud.control.run_view import ControlView, attempt_deadline, keeper_usd
 from forerun.cloud.control.slice_request import slice_request
 from forerun.cloud.control.steady_clock import SteadyClock
 from forerun.cloud.google.clock import elapsed_seconds
@@ -125,6 +125,8 @@ class Controller:
             except FAILURES as error:
                 if self._ends_control(error):
                     raise
+                if self._has_used_budget():
+                    return self.observer.view(self.clock.now()), EndRun(ENDED_BUDGET, failure_text(error))
                 failures += 1
                 pause = self._pause(poll_seconds, failures)
                 self.display.trouble(f"{failure_text(error)}; next try in {pause:.0f} s")
@@ -356,6 +358,11 @@ class Controller:
             return min(poll_seconds, OVERDUE_RETRY_SECONDS)
         longest = max(min(seconds_left, LONGEST_RETRY_SECONDS), poll_seconds)
         return min(poll_seconds * 2 ** min(failures, 10), longest)
+
+    def _has_used_budget(self) -> bool:
+        """Return whether the keeper alone has cost the cap while nothing else is rented. It then deletes itself."""
+        run = self.observer.run
+        return bool(not self.ledger.open and run.max_usd and keeper_usd(run, self.clock.now()) >= run.max_usd)
 
     def _ends_control(self, error: Exception) -> bool:
         """Return whether an error ends the control: the user must correct it, and nothing is rented."""

@@ -404,3 +404,15 @@ def test_options_of_another_run_are_ended_and_not_continued() -> None:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+@pytest.mark.parametrize(("hours", "reason"), [(2.4, ""), (2.6, "budget")])
+def test_a_keeper_whose_bucket_never_answers_ends_when_it_alone_has_cost_the_cap(hours: float, reason: str) -> None:
+    """A cap of $5 is 2.5 hours of a keeper at $2."""
+    cloud = new_cloud()
+    run = replace(cloud_run(max_usd=CAP_USD), keeper=True, keeper_at=START, keeper_usd_per_hour=2.0)
+    cloud.files().replace_run(run)
+    one = controller(cloud, holder="keeper")
+    fail(cloud, "bucket", "bucket does not answer", 0, 1e9)
+    assert follow(cloud, one, hours * 3600) == reason
+    assert cloud.created == []

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = "Alice was beginning to get very tired of sitting by her sister on the bank. " * 60
 CHATS = [
     {"messages": [{"role": "user", "content": f"Add {n} and 1."}, {"role": "assistant", "content": f"{n + 1}"}]}
-    for n in range(60)
+    for n in range(600)  # 2 % of them are held out
 ]
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

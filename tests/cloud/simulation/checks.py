@@ -95,6 +95,11 @@ class Checks:
 
     def _latest_of(self, guard: str, machine: Machine, deadline: float) -> float:
         scenario = self.scenario
+        if guard != "controller":
+            # The hosts and the API keep the cap of the request. Only a controller can keep one that was lowered later.
+            caps = [cap for time, cap in self.caps if time <= machine.requested_at]
+            lowered_usd = max([*caps[-1:], self.cap_usd]) - self.cap_usd
+            deadline += lowered_usd / machine.usd_per_hour * 3600
         if guard == "api":
             return deadline + MARGIN_SECONDS
         unseen = self._unseen_seconds(machine)

@@ -43,6 +43,7 @@ from forerun.cloud.record.entries import (
     ENDED_BUDGET,
     ENDED_PREEMPTED,
     ENDED_REFUSED,
+    LEASE_SECONDS,
     AttemptEntry,
     CloudRun,
     EndEntry,
@@ -126,7 +127,7 @@ class Controller:
                 if self._ends_control(error):
                     raise
                 if self._has_used_budget():
-                    return self.observer.view(self.clock.now()), EndRun(ENDED_BUDGET, failure_text(error))
+                    return self.observer.view(0.0), EndRun(ENDED_BUDGET, failure_text(error))
                 failures += 1
                 pause = self._pause(poll_seconds, failures)
                 self.display.trouble(f"{failure_text(error)}; next try in {pause:.0f} s")
@@ -243,6 +244,8 @@ class Controller:
                 pass
 
     def _request(self, view: ControlView, entry: AttemptEntry) -> None:
+        if self.clock.now() - view.now > LEASE_SECONDS / 2:
+            return  # this process was suspended since it looked, so another controller may have started an attempt
         provider = self.providers[entry.option.provider]
         request = slice_request(view.run, entry, self.delivery.metadata(view.run, entry))
         was_rented, self._has_rented = self._has_rented, True
@@ -362,7 +365,9 @@ class Controller:
     def _has_used_budget(self) -> bool:
         """Return whether the keeper alone has cost the cap while nothing else is rented. It then deletes itself."""
         run = self.observer.run
-        return bool(not self.ledger.open and run.max_usd and keeper_usd(run, self.clock.now()) >= run.max_usd)
+        with suppress(*FAILURES):  # of the cloud's clock
+            return bool(not self.ledger.open and run.max_usd and keeper_usd(run, self.clock.now()) >= run.max_usd)
+        return False
 
     def _ends_control(self, error: Exception) -> bool:
         """Return whether an error ends the control: the user must correct it, and nothing is rented."""

@@ -416,3 +416,15 @@ def test_a_keeper_whose_bucket_never_answers_ends_when_it_alone_has_cost_the_cap
     fail(cloud, "bucket", "bucket does not answer", 0, 1e9)
     assert follow(cloud, one, hours * 3600) == reason
     assert cloud.created == []
+
+
+def test_a_controller_that_was_suspended_after_its_decision_requests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = new_cloud()
+    one = controller(cloud)
+    one.step()  # starts an attempt
+    with monkeypatch.context() as patch:
+        patch.setattr(one.display, "show", lambda view, action: cloud.advance(120))
+        one.step()
+    assert cloud.created == []
+    one.step()
+    assert len(cloud.created) == 1

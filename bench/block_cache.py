@@ -30,9 +30,8 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.reads.block_cache import BlockCache
-from forerun.data.reads.cache_file import LINE_BLOCKS
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.block_cache import LINE_BLOCKS, BlockCache
+from forerun.data.reads.patient_reads import ReadCounts
 
 ROOT = Path(__file__).parent
 SIZE_BYTES = 256 << 20

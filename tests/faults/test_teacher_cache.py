@@ -26,9 +26,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.data import checked_json
 from forerun.data.corpus import Corpus
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.reader import CachedTeacherRows
-from forerun.data.teacher_cache.shards import DRAFT, MANIFEST
+from forerun.data.teacher_cache import DRAFT, MANIFEST, CachedTeacherRows, Layout
 from forerun.errors import UserError
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model

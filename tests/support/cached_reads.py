@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES
 from forerun.data.reads.block_cache import BlockCache
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.patient_reads import ReadCounts
 
 
 class StoredFile:

@@ -23,9 +23,8 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import drawn
 from forerun.data.source.sources import open_source
 from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.engines.engine import StartEngine
-from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.store import check
+from forerun.data.tokens.worker_pool import Pool, StartEngine
 from forerun.errors import UserError
 from forerun.files import write_output
 from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
@@ -128,7 +127,7 @@ def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
     """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
     if ray is None:
         return nullcontext(Pool)
-    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+    from forerun.data.tokens.ray_cluster import ray_cluster
 
     return ray_cluster(ray)
 

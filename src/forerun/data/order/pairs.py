@@ -17,10 +17,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents, Mask, Tokens
-from forerun.data.order.packing import VERSION, pack, packing_order, window_size
-from forerun.data.order.row_layout import lay_out_rows
-from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
-from forerun.data.order.too_long import TooLong, apply_policy, refuse_too_long, resolve_policy
+from forerun.data.order.packing import (
+    VERSION,
+    TooLong,
+    apply_policy,
+    pack,
+    packing_order,
+    refuse_too_long,
+    resolve_policy,
+    window_size,
+)
+from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets, lay_out_rows
 from forerun.errors import UserError
 from forerun.objectives.pairs import PAIRS, REFERENCE, ROOM, max_pairs
 

@@ -17,10 +17,9 @@ from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.reads.store_reads import StoreReads
 from forerun.data.source.rows import BadRow
 from forerun.data.tokens.recipe import FORMAT
-from forerun.data.tokens.shared_store.publication import local_folder
-from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.stored_documents import StoredDocuments
-from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summaries_of, unit_damage, unit_name
+from forerun.data.tokens.unit import SKIPPED, SUMMARY, local_folder, read_skipped, summaries_of, unit_damage, unit_name
+from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.errors import UserError
 from forerun.storage.folder import FileRange, Folder, remove_command
 from forerun.storage.open_folder import folder_at
@@ -59,7 +58,7 @@ class TokenStore:
     @property
     def skipped(self) -> Iterator[BadRow]:
         """The skipped rows and files, in the order of the data."""
-        from forerun.data.tokens.policy import bad_from
+        from forerun.data.tokens.build import bad_from
 
         units = self.train.units
         names = [unit_name(unit["unit"], unit["of"]) for unit in map(units.__getitem__, units.faulty)]

@@ -24,9 +24,9 @@ from forerun.data.disk_array import DiskArray
 from forerun.data.documents import DocumentCounts, Mask, Tokens
 from forerun.data.reads.block_reader import BlockReader
 from forerun.data.reads.bucket_array import ArrayPart, BucketArray, numbers_at, places_of, read_parts
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.tokens.shared_store.unit_table import UnitTable
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.tokens.unit import token_type, unit_name
+from forerun.data.tokens.unit_table import UnitTable
 from forerun.storage.folder import Folder
 
 OPEN_UNITS = 128  # each has up to three open files
@@ -315,7 +315,7 @@ class StoredDocuments:
 
         def array(what: str, dtype: type[Any], count: int, **options: Any) -> BucketArray:
             name = f"{self.side}.{what}"
-            return self._reader.array(f"{home}/{name}", dtype, count, unit["blocks"][name], **options)
+            return BucketArray(self._reader, f"{home}/{name}", dtype, count, unit["blocks"][name], **options)
 
         kept = self.extent_tokens > 0 and self._reader.cache is None
         whole = self._are_offsets_whole and 8 * count <= WHOLE_OFFSETS_BYTES

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.data.order.batches import Batches
-from forerun.data.order.block_order import BlockOrder
 from forerun.data.order.mixture import Mixture
-from forerun.data.order.permutation import ORDER, permuted_within
+from forerun.data.order.permutation import ORDER, BlockOrder, permuted_within
 from forerun.hardware.object_storage import BLOCK_BYTES, BlockSizes
 
 EARLY = [984, 1193, 576, 1137, 70, 466, 1244, 456, 981, 1197, 583, 1130]

@@ -16,9 +16,8 @@ import pytest
 from cached_reads import CheckingCaller, StoredFile
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.reads.block_cache import BlockCache
-from forerun.data.reads.cache_file import LINE_BLOCKS, LINE_BYTES, WAYS, geometry_within
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.block_cache import LINE_BLOCKS, LINE_BYTES, WAYS, BlockCache, geometry_within
+from forerun.data.reads.patient_reads import ReadCounts
 
 ONE_SET = 8192 + WAYS * LINE_BYTES  # header, entries and the lines of one set
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from cached_reads import CheckingCaller, StoredFile
 
-from forerun.data.reads.block_cache import BlockCache
-from forerun.data.reads.cache_file import ENTRY, HEADER_BYTES, LINE_BYTES, geometry_within, stored_geometry
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.block_cache import ENTRY, HEADER_BYTES, LINE_BYTES, BlockCache, geometry_within, stored_geometry
+from forerun.data.reads.patient_reads import ReadCounts
 
 LIMIT = 8 << 20
 FILE = StoredFile("file", 200)

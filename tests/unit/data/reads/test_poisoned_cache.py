@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from folder_stand_in import StandIn, write_array
 
-from forerun.data.reads.block_cache import BlockCache
-from forerun.data.reads.block_reader import BlockReader
-from forerun.data.reads.cache_file import LINE_BYTES, stored_geometry
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ReadMemory
+from forerun.data.reads.block_cache import LINE_BYTES, BlockCache, stored_geometry
+from forerun.data.reads.block_reader import BlockReader, ReadMemory
+from forerun.data.reads.bucket_array import BucketArray
+from forerun.data.reads.patient_reads import ReadCounts
 
 NUMBERS = np.random.default_rng(0).integers(0, 60_000, 400_000).astype("<u2")
 
@@ -28,7 +27,7 @@ class Reader:
         cache = BlockCache(folder / "cache", 8 << 20, self.counts, self.told.append)
         self.bucket = StandIn(folder / "bucket")
         reader = BlockReader(self.bucket, cache, self.counts, ReadMemory())
-        self.array = reader.array("unit/a.tokens", NUMBERS.dtype, len(NUMBERS), root)
+        self.array = BucketArray(reader, "unit/a.tokens", NUMBERS.dtype, len(NUMBERS), root)
 
     def numbers(self) -> np.ndarray:
         return np.asarray(self.array.read(0, len(NUMBERS)))

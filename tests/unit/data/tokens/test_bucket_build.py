@@ -15,15 +15,13 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokens import unit as units_module
-from forerun.data.tokens.build import Limits, build, is_complete
-from forerun.data.tokens.engines.engine import Event
+from forerun.data.tokens.build import PATIENCE_SECONDS, Limits, build, is_complete, missing_after_waiting
 from forerun.data.tokens.recipe import Recipe
-from forerun.data.tokens.shared_store.host_share import PATIENCE_SECONDS, missing_after_waiting
-from forerun.data.tokens.shared_store.publication import publish
-from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.store import INDEX, check, open_store, read_index
-from forerun.data.tokens.unit import SUMMARY, Unit, units_of
+from forerun.data.tokens.unit import SUMMARY, Unit, publish, units_of
+from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.data.tokens.worker import TokenizeTask, answers
+from forerun.data.tokens.worker_pool import Event
 from forerun.errors import UserError
 from forerun.storage.folder import FileRange, Folder
 from forerun.storage.open_folder import folder_at
@@ -290,7 +288,7 @@ def test_hosts_share_the_work(source: Source, local: dict[str, bytes]) -> None:
         found[host] = written(store)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forerun.data.tokens.shared_store.host_share.POLL_SECONDS", 0.01)
+        patch.setattr("forerun.data.tokens.build.POLL_SECONDS", 0.01)
         threads = [threading.Thread(target=run, args=(host,)) for host in range(3)]
         for thread in threads:
             thread.start()

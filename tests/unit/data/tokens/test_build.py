@@ -20,9 +20,8 @@ from forerun.config.schema import Part
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import unit
+from forerun.data.tokens import unit, worker_pool
 from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
-from forerun.data.tokens.engines import pool, worker_process
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
 from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
 from forerun.errors import UserError
@@ -135,9 +134,9 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     """When two units are done. The last ones are handed out only then, so there are workers to kill."""
     killed: list[int] = []
-    done, hand_out = threading.Event(), pool.Pool._next
+    done, hand_out = threading.Event(), worker_pool.Pool._next
 
-    def next_unit(self: pool.Pool) -> unit.Unit | None:
+    def next_unit(self: worker_pool.Pool) -> unit.Unit | None:
         one = hand_out(self)
         assert one is None or one.number < 4 or done.wait(PATIENCE_SECONDS)
         return one
@@ -149,7 +148,7 @@ def test_a_killed_worker_changes_nothing(
                 os.kill(process, signal.SIGKILL)
             done.set()
 
-    monkeypatch.setattr(pool.Pool, "_next", next_unit)
+    monkeypatch.setattr(worker_pool.Pool, "_next", next_unit)
     store = build(source, recipe, tmp_path / "killed", workers=2, progress=kill)
     assert killed
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
@@ -159,7 +158,7 @@ def test_a_killed_worker_changes_nothing(
 def test_a_worker_that_always_dies(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
+    monkeypatch.setattr(worker_pool, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(UserError, match=r"3.*E-DATA-086") as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     assert "memory" in caught.value.why
@@ -171,7 +170,7 @@ from pathlib import Path
 from forerun.data.source.sources import Source
 from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
-from forerun.data.tokens.engines.pool import Pool
+from forerun.data.tokens.worker_pool import Pool
 from forerun.data.tokens.recipe import Recipe
 source, recipe, root, size = json.loads(sys.argv[1])
 unit.unit_bytes = lambda total: size

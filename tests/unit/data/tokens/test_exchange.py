@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.data.source.rows import BadRow, RowPlace, SourceRow
-from forerun.data.tokens.document import Encoder
-from forerun.data.tokens.exchange import conversation_of, plain_texts
+from forerun.data.tokens.document import Encoder, conversation_of, plain_texts
 from forerun.data.tokens.recipe import Recipe
 from forerun.hub.chat.template import CHATML
 

@@ -18,16 +18,15 @@ from forerun.data import checked_json
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.whole_documents import WholeDocuments
-from forerun.data.reads.block_reader import BlockReader
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ReadMemory
+from forerun.data.reads.block_reader import BlockReader, ReadMemory
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.tokens import stored_documents
 from forerun.data.tokens.document import Encoded
 from forerun.data.tokens.recipe import FORMAT
-from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import INDEX, index_entry
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import Unit, UnitWriter
+from forerun.data.tokens.unit_table import UnitTable
 from forerun.objectives.batch import NAMES
 from forerun.storage.bucket import BucketFolder
 from forerun.storage.folder import LocalFolder

@@ -139,27 +139,24 @@ class VerifiedPart:
     Attributes:
       tokens: the number of tokens.
       folder: the folder of the tokens, or its address in a bucket.
-      upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
     folder: Path | str
-    upgraded: bool
 
 
 def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     """Compare all tokens of a job with their checksums, and return the parts by name.
-
-    Checksums of blocks are added to tokens that an older version wrote without them.
 
     Raises:
       UserError: A file is damaged.
     """
     found = {}
     for part in opened(resolve_model(prepared(job))).parts:
-        # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
-        upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
+        check(part.store.folder)
+        for rows in part.plans:
+            rows.check()
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location)
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forerun.commands.export_card import public_name
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.weights_io.other_tensors import first_difference, open_others
 

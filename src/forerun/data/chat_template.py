@@ -13,8 +13,7 @@ from forerun.data.tokens.protection import Protection, is_protected, special_pat
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.hub.chat.render_process import SWITCHES
-from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES, Message, render_all, thinking_switch
-from forerun.hub.chat.turn_end import turn_tail
+from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES, Message, render_all, thinking_switch, turn_tail
 
 BUILT_IN = {"chatml": CHATML}
 

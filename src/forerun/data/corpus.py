@@ -191,11 +191,6 @@ class CorpusPart:
         return HeldOut(self.wanted, word, held_count // sides, (len(train) + held_count) // sides, tokens / all_tokens)
 
     @property
-    def checked(self) -> bool:
-        """Whether every file has checksums of its blocks; stores of earlier versions of forerun have none."""
-        return self.store.checked and all(rows.checked for rows in self.plans)
-
-    @property
     def read_as(self) -> list[str]:
         """How the rows are read: `1 file, jsonl, Alpaca, ...`, and how they become text if there is a choice."""
         ranges = "read from the hub by ranges" if self.source.is_read_by_ranges else ""
@@ -251,17 +246,11 @@ class Corpus:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about probable mistakes in each part, and about parts without checksums."""
+        """Warnings about probable mistakes in each part."""
         held = [part.held_out for part in self.parts]
         far = [f"{part.name}: {one.warning}" for part, one in zip(self.parts, held, strict=True) if one and one.is_far]
         notes = [f"{part.name}: {note}" for part in self.parts for note in part.notes]
-        unchecked = [
-            f"{part.name}: {part.store.folder.address} was written without checksums of its blocks, so damaged "
-            "bytes would change the run silently: forerun data JOB --verify compares its files and adds the checksums"
-            for part in self.parts
-            if not part.checked
-        ]
-        return [*far, *notes, *unchecked]
+        return [*far, *notes]
 
     def lines(self) -> list[str]:
         """Return summaries for the display: one line, or one for each part of a mixture."""

@@ -204,7 +204,7 @@ def read_manifest(folder: Path) -> TeacherShards | None:
     """
     path = folder / MANIFEST
     try:
-        content, _ = checked_json.decode(read_regular(path, MAX_MANIFEST_BYTES))
+        content = checked_json.decode(read_regular(path, MAX_MANIFEST_BYTES))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}; this version of forerun reads {FORMAT}")
         hashes = {number: str(digest) for number, digest in enumerate(content["shards"]) if digest}

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
-from forerun.hub.client import guard_client
 from forerun.hub.names import is_repository_text
-from forerun.hub.repository import is_offline
+from forerun.hub.repository import guard_client, is_offline
 
 OWN_FILES = (".gitattributes",)  # the hub writes it when it creates a repository
 _BLOCK_BYTES = 1 << 20

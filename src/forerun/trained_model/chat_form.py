@@ -15,8 +15,7 @@ from forerun.data.chat_template import TurnEnd, chat_prompts, job_template, thin
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
 from forerun.files import read_regular
-from forerun.hub.chat.template import MAX_TEMPLATE_BYTES, chat_template
-from forerun.hub.chat.turn_end import PROBE, renders_alike
+from forerun.hub.chat.template import MAX_TEMPLATE_BYTES, PROBE, chat_template, renders_alike
 from forerun.hub.snapshot import Snapshot
 from forerun.resolve.job_corpus import model_specials, model_template, own_tokenizer_files
 from forerun.run_folder.run_folder import RunFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.data import disk_array
+from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.disk_array import DiskArray
 from forerun.errors import UserError
 
@@ -16,21 +16,12 @@ from forerun.errors import UserError
 @pytest.fixture(params=["<u2", "<u4", "<i8"])
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[DiskArray, np.ndarray]:
     plain = np.sort(np.random.default_rng(0).integers(0, 60_000, 50_000)).astype(request.param)
+    sums = BlockSums()
+    sums.update(plain.tobytes())
+    content, root = sums.finish()
     (tmp_path / "a.bin").write_bytes(plain.tobytes())
-    return DiskArray(tmp_path / "a.bin", plain.dtype), plain
-
-
-@pytest.mark.parametrize("many", [1, 100, disk_array.MANY + 1])
-def test_it_answers_as_the_array_does(both: tuple[DiskArray, np.ndarray], many: int) -> None:
-    disk, plain = both
-    chance = np.random.default_rng(1)
-    places = chance.integers(0, len(plain), many)
-    places[: many // 2] = np.arange(7, 7 + many // 2)  # neighbours
-    assert np.array_equal(disk.at(places), plain[places])
-    values = chance.integers(0, 61_000, many).astype(plain.dtype)
-    assert np.array_equal(disk.places_of(values), np.searchsorted(plain, values, side="right"))
-    assert np.array_equal(disk.read(3, 3 + many), plain[3 : 3 + many])
-    assert (len(disk), len(disk.at([]))) == (len(plain), 0)
+    (tmp_path / f"a.bin{SUFFIX}").write_bytes(content)
+    return DiskArray(tmp_path / "a.bin", plain.dtype, root), plain
 
 
 def test_the_ends(both: tuple[DiskArray, np.ndarray]) -> None:

@@ -8,14 +8,13 @@ token, so no target is lost. Positions start at 0 in each piece, because attenti
 
 from __future__ import annotations
 
-import filecmp
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data import checked_json
-from forerun.data.blocks import SUFFIX, BlockSums, damage
+from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.disk_array import DiskArray
 from forerun.data.documents import Documents
 from forerun.data.order.packing import (
@@ -70,7 +69,6 @@ class Plan:
     windows: NDArray[np.int64]  # [3, windows + 1]: first row, first item, rows that are filled by one piece
     counts: RowCounts
     source: tuple[Path, dict[str, Any]] | None = None  # where it is stored, and its key
-    checked: bool = True  # False: an earlier version of forerun wrote it without checksums of blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a plan on disk as its path and key, without its content."""
@@ -151,44 +149,8 @@ def open_or_build_plan(documents: Documents, sequence: int, too_long: TooLong, f
     return _open_plan(home, key)
 
 
-def verify_plan(plan: Plan, documents: Documents, sequence: int, too_long: TooLong) -> bool:
-    """Compare a plan on disk with its checksums. Return whether checksums were added.
-
-    A plan without checksums is compared with a newly built plan, and gets the checksums of that one.
-
-    Raises:
-      UserError: the plan is damaged.
-    """
-    assert plan.source is not None
-    home, _ = plan.source
-    if plan.checked:
-        for array in (plan.items, plan.starts):
-            assert isinstance(array, DiskArray)
-            for start in range(0, len(array), TOGETHER):
-                array.read(start, min(start + TOGETHER, len(array)))
-        return False
-    with _build(home, PlanRequest(documents, sequence, too_long)) as part:
-        for name in ARRAYS:
-            if not filecmp.cmp(part / f"{name}.bin", home / f"{name}.bin", shallow=False):
-                raise damage(home / f"{name}.bin", "it is not the plan of these documents")
-        for name in (f"items.bin{SUFFIX}", f"starts.bin{SUFFIX}", "plan.json"):
-            (part / name).replace(home / name)
-    return True
-
-
 def _write(home: Path, request: PlanRequest) -> None:
     """Write a plan atomically. If several hosts write it at the same time, the first one to finish wins."""
-    with _build(home, request) as part:
-        try:
-            part.rename(home)
-        except OSError:
-            if not (home / "plan.json").exists():
-                raise
-
-
-@contextmanager
-def _build(home: Path, request: PlanRequest) -> Iterator[Path]:
-    """Write a new plan to a folder beside `home`, and yield that folder. Remove it afterwards unless it was moved."""
     part = home.with_name(f"{home.name}.{secrets.token_hex(4)}.part")
     part.mkdir(parents=True)
     try:
@@ -221,7 +183,11 @@ def _build(home: Path, request: PlanRequest) -> Iterator[Path]:
             "blocks": roots,
         }
         _put(part / "plan.json", checked_json.encode(summary, indent=1))
-        yield part
+        try:
+            part.rename(home)
+        except OSError:
+            if not (home / "plan.json").exists():
+                raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -235,16 +201,15 @@ def _put(file: Path, content: bytes) -> None:
 
 def _open_plan(home: Path, key: dict[str, Any]) -> Plan:
     try:
-        content, checked = checked_json.decode((home / "plan.json").read_bytes())
+        content = checked_json.decode((home / "plan.json").read_bytes())
         sizes = {name: (home / f"{name}.bin").stat().st_size for name in ARRAYS}
         if content["key"] != key or content["bytes"] != sizes:
             raise ValueError(f"its files have {sizes} bytes, but {content['bytes']} were written")
-        roots = content.get("blocks", {})
-        items, starts, table = (
-            DiskArray(home / f"{name}.bin", dtype, roots.get(f"{name}.bin"), RESIDENT_BYTES)
-            for name, dtype in ARRAYS.items()
+        items, starts = (
+            DiskArray(home / f"{name}.bin", ARRAYS[name], content["blocks"][f"{name}.bin"], RESIDENT_BYTES)
+            for name in ("items", "starts")
         )
-        windows = table.read(0, len(table))
+        windows = np.fromfile(home / "windows.bin", ARRAYS["windows"])
         if hashlib.blake2b(windows.data).hexdigest() != content["windows_blake2b"]:
             raise ValueError("the checksum of windows.bin differs")
         counts = RowCounts(**content["counts"])
@@ -255,7 +220,7 @@ def _open_plan(home: Path, key: dict[str, Any]) -> Plan:
             why=str(error),
             fix=f"remove it, and forerun builds it again: rm -r {home}",
         ) from error
-    return Plan(key["window"], items, starts, windows.reshape(3, -1), counts, (home, key), checked)
+    return Plan(key["window"], items, starts, windows.reshape(3, -1), counts, (home, key))
 
 
 class _PackedChunk(NamedTuple):
@@ -388,14 +353,12 @@ class WholeDocuments:
     def report(self) -> RowCounts:
         return self._plan.counts
 
-    @property
-    def checked(self) -> bool:
-        """Whether the plan has checksums of its blocks; plans of earlier versions of forerun have none."""
-        return self._plan.checked
-
-    def check(self) -> bool:
-        """Compare the plan on disk with its checksums. Return whether it had none and they were added."""
-        return verify_plan(self._plan, self._documents, self.sequence, self.too_long)
+    def check(self) -> None:
+        """Compare the plan on disk with its checksums. Raise UserError if it is damaged."""
+        for array in (self._plan.items, self._plan.starts):
+            assert isinstance(array, DiskArray)
+            for start in range(0, len(array), TOGETHER):
+                array.read(start, min(start + TOGETHER, len(array)))
 
     @property
     def window(self) -> int:

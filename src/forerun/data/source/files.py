@@ -22,7 +22,7 @@ from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, compan
 from forerun.data.text import local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
-from forerun.hub.range_files import RangeFiles
+from forerun.hub.repository import RangeFiles
 from forerun.installation import install_command
 from forerun.redirects import aiohttp_client, refused_redirect
 from forerun.safe_text import HIDDEN, redact

@@ -15,7 +15,7 @@ from forerun.data.source.files import File
 from forerun.data.source.kinds import TABLE_KINDS, TOKEN_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
-from forerun.hub.range_files import RangeFiles
+from forerun.hub.repository import RangeFiles
 
 if TYPE_CHECKING:
     from forerun.config.schema import Data, Part

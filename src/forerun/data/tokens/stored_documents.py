@@ -71,7 +71,7 @@ class StoredDocuments:
     @property
     def learned(self) -> int:
         """The number of tokens with a loss."""
-        return int(self._recorded("learned").sum())
+        return int(self.units.counts(self.side, "learned").sum())
 
     @property
     def masked(self) -> bool:
@@ -79,7 +79,7 @@ class StoredDocuments:
 
     @property
     def largest(self) -> int:
-        return int(self._recorded("largest").max(initial=0))
+        return int(self.units.counts(self.side, "largest").max(initial=0))
 
     @cached_property
     def digest(self) -> str:
@@ -222,22 +222,11 @@ class StoredDocuments:
 
     @property
     def counts_without_reading(self) -> DocumentCounts | None:
-        """Counts of the index of a store in a bucket; None for a local store and for one without these counts.
-
-        Without them, all documents are counted.
-        """
+        """Counts of the index of a store in a bucket; None for a local store, whose documents are counted."""
         if self.folder.is_local:
             return None
         longest, single, targets = (self.units.counts(self.side, name) for name in ("longest", "single", "targets"))
-        if longest is None or single is None or targets is None:
-            return None
         return DocumentCounts(int(longest.max(initial=0)), int(single.sum()), int(targets.sum()))
-
-    def _recorded(self, name: str) -> NDArray[np.int64]:
-        """Return a count of all units that every version of forerun records."""
-        column = self.units.counts(self.side, name)
-        assert column is not None
-        return column
 
     @property
     def token_bytes(self) -> int:
@@ -265,7 +254,7 @@ class StoredDocuments:
         return self._first_token.tolist()  # faster than the array for single numbers
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._recorded(what))])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.units.counts(self.side, what))])
 
     @cached_property
     def _opened(self) -> OrderedDict[int, _Unit]:
@@ -297,10 +286,10 @@ class StoredDocuments:
         if not self.folder.is_local:
             return self._open_in_bucket(unit, about)
         name = f"{unit_name(unit['unit'], unit['of'])}/{self.side}"
-        roots = unit.get("blocks", {})
 
         def array(what: str, dtype: type[Any], count: int) -> DiskArray:
-            return _array(Path(self.folder.address) / f"{name}.{what}", dtype, count, roots.get(f"{self.side}.{what}"))
+            path = Path(self.folder.address) / f"{name}.{what}"
+            return _array(path, dtype, count, unit["blocks"][f"{self.side}.{what}"])
 
         tokens = array("tokens", self._type, about["tokens"])
         offsets = array("offsets", np.int64, about["documents"] + 1)
@@ -330,7 +319,7 @@ class StoredDocuments:
         return {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_lock", "_reader")}
 
 
-def _array(path: Path, dtype: type[Any], count: int, root: str | None) -> DiskArray:
+def _array(path: Path, dtype: type[Any], count: int, root: str) -> DiskArray:
     wanted = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size

@@ -385,7 +385,7 @@ def summary_of(store: Path | Folder, name: str) -> dict[str, Any] | None:
     """
     store = folder_at(store)
     try:
-        summary, _ = checked_json.decode(store.read(f"{name}/{SUMMARY}"))
+        summary = checked_json.decode(store.read(f"{name}/{SUMMARY}"))
         if not store.is_local:
             return summary
         home = Path(store.address) / name
@@ -416,7 +416,7 @@ def summaries_of(store: Folder, names: Sequence[str]) -> Iterator[tuple[str, dic
         some = listed[first : first + SUMMARIES_AT_ONCE]
         for name, content in zip(some, store.read_many([f"{name}/{SUMMARY}" for name in some]), strict=True):
             try:
-                summary, _ = checked_json.decode(content or b"")
+                summary = checked_json.decode(content or b"")
                 if all(f"{name}/{file}" in files for file in summary["files"]):
                     yield name, summary
             except (ValueError, KeyError):

@@ -42,6 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, UnitTable]:
             "train.offsets": write_array(home / "train.offsets", offsets),
         }
         side = {"documents": len(offsets) - 1, "tokens": len(part), "learned": len(part), "largest": 9}
+        side |= {"longest": 5000, "single": 0, "targets": len(part)}
         sides = {"train": side | {"digest": "0" * 16}, "validation": dict.fromkeys(side, 0) | {"digest": "0" * 16}}
         about = {"unit": unit, "of": UNITS, "rows": 1, "bad": 0, "bad_files": []}
         units.append(about | {"sides": sides, "blocks": roots})

@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documents(store: Path, kind: str, cache: MemoryCache | None = None) -> StoredDocuments:
-    units = UnitTable(checked_json.decode((store / INDEX).read_bytes())[0]["units"])
+    units = UnitTable(checked_json.decode((store / INDEX).read_bytes())["units"])
     if kind == "local":
         return StoredDocuments(LocalFolder(store), "train", VOCAB, units)
     folder = StandIn(store)

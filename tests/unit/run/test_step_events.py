@@ -78,8 +78,8 @@ class RecordingDisplay(LineReporter):
     def step(self, view: StepView) -> None:
         self._events.append(f"show {view.step}")
 
-    def say(self, text: str) -> None:
-        self._events.append(f"info {text.split()[0]}")
+    def info(self, text: str) -> None:
+        self._events.append(f"say {text.split()[0]}")
 
     def warn(self, text: str) -> None:
         self._events.append(f"warn {text.split()[0]}")

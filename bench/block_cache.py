@@ -3,8 +3,8 @@
     python bench/block_cache.py [--folder FOLDER] [--rounds 15]
 
 256 MiB lie in a cache file and in a plain file, both in the page cache of the system. Each round reads the same random
-places from both: rows of 8 KiB, which lie in 3 blocks (12 KiB), and extents of 512 KiB and of 4 MiB. `get` returns
-blocks, `runs` the same bytes without a copy for each block. The figures are medians of CPU time over the rounds.
+places from both: rows of 8 KiB, which lie in 3 blocks (12 KiB), and extents of 512 KiB and of 4 MiB. The figures are
+medians of CPU time over the rounds.
 `get, new time of use` is a hit that must also write when the line was last used, because that was in an earlier second.
 
 The second part simulates sizes of lines: the share of the cache that rows of 3 blocks at random places can use, and the
@@ -65,7 +65,6 @@ def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
 
     ways: dict[str, Callable[[int, int], Any]] = {
         "pread": lambda block, count: os.pread(descriptor, count * BLOCK_BYTES, block * BLOCK_BYTES),
-        "runs": lambda block, count: cache.runs(KEY, block, count),
         "get": lambda block, count: cache.get(KEY, block, count),
         "get, new time of use": later,
         "entries": lambda block, count: os.pread(descriptor, -(-count // LINE_BLOCKS) * 256, 4096),

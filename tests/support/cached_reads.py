@@ -47,9 +47,10 @@ class CheckingCaller:
     def read(self, number: int, count: int) -> bytes:
         found = []
         for at, block in enumerate(self.cache.get(self.file.key, number, count), number):
-            if block is not None and blake2b(block).digest() == self.file.sums[at]:
+            content = None if block is None else block[: len(self.file.block(at))]  # the last block is shorter
+            if content is not None and blake2b(content).digest() == self.file.sums[at]:
                 self.hits += 1
-                found.append(block)
+                found.append(content)
                 continue
             self.damaged += block is not None
             self.misses += block is None

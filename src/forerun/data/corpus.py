@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -282,20 +282,38 @@ def open_corpus(
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
-      UserError: a source cannot be read, or its form does not match the job.
+      UserError: a source cannot be read, its form does not match the job, or no row is held out although the job asks
+        for validation.
     """
     reads = job_reads(data) if data.store is not None and Address.of(data.store).is_bucket else None
-    parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
-        for name, part in data.parts.items()
-    )
+    opened = []
+    for name, part in data.parts.items():
+        source = open_source(part)
+        recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
+        report = partial(on_progress, name) if on_progress else None
+        store = open_store(tokenize(source, recipe, data, on_progress=report, host=host), reads=reads)
+        packing, plans = packing_of(data, source), store.local_folder / PLANS
+        rows = _packed(store.train, packing, sequence, data, plans)
+        if data.validation_by == "rows":
+            rows, kept = held_out(rows, data.validation)
+        else:
+            kept = _packed(store.validation, packing, sequence, data, plans) if store.validation else None
+        notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
+        text_form = rendering_of(source, recipe, data)
+        opened.append(CorpusPart(name, source, store, rows, kept, data.validation, notes, text_form))
+    parts = tuple(opened)
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
-    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    if rows.block_orders:
-        parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
-        rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts), reads)
+    mixture = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    if mixture.block_orders:
+        parts = tuple(_in_extents(part, mixture.block_rows(n)) for n, part in enumerate(parts))
+        mixture = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    # Each held-out row counts once, because weights are for training only.
+    validation = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
+    if not validation and (asked := [held for part in parts if (held := part.held_out) is not None]):
+        require_held_out(asked, sum(len(part.rows) for part in parts))
+    held_out_rows = Mixture(list(validation.values()), None, list(validation)) if validation else None
+    return Corpus(dialect.tokenizer, parts, mixture, held_out_rows, reads)
 
 
 def tokenize(
@@ -357,7 +375,7 @@ def recipe_of(
         dialect.tokenizer,
         vocab=vocab if has_ids else None,
         template=template,
-        special=dict(dialect.special) | switch if chat else None,
+        special=dict(dialect.special) | switch if chat else {},
         loss_on=data.loss_on,
         special_tokens=data.special_tokens,
         validation=data.validation if data.validation_by == "documents" else 0.0,
@@ -433,34 +451,6 @@ def _packed(documents: Documents, packing: str, sequence: int, data: schema.Data
     return WholeDocuments(documents, sequence, too_long=too_long, plan_folder=plans)
 
 
-def _open_part(
-    name: str,
-    part: schema.Part,
-    data: schema.Data,
-    dialect: Dialect,
-    sequence: int,
-    vocab: int | None,
-    pairs: bool,
-    on_progress: OnProgress | None,
-    reads: StoreReads | None,
-    host: tuple[int, int],
-) -> CorpusPart:
-    source = open_source(part)
-    recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
-    report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report, host=host)
-    store = open_store(folder, reads=reads)
-    packing = packing_of(data, source)
-    plans = store.local_folder / PLANS
-    rows = _packed(store.train, packing, sequence, data, plans)
-    if data.validation_by == "rows":
-        rows, kept = held_out(rows, data.validation)
-    else:
-        kept = _packed(store.validation, packing, sequence, data, plans) if store.validation else None
-    notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
-    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
-
-
 def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
     """Return the part with rows that are read from a bucket in complete blocks of the order `blocks`.
 
@@ -470,17 +460,3 @@ def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
         return part
     documents = replace(part.store.train, extent_tokens=block_rows * part.rows.sequence)
     return replace(part, rows=Concatenated(documents, part.rows.sequence))
-
-
-def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
-    """Return the held-out rows of all parts, or None if the job does not ask for validation.
-
-    Each row counts once, because weights are for training only.
-
-    Raises:
-      UserError: the job asks for validation, and no part holds out a row.
-    """
-    kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
-    if not kept and (asked := [held for part in parts if (held := part.held_out) is not None]):
-        require_held_out(asked, sum(len(part.rows) for part in parts))
-    return Mixture(list(kept.values()), None, list(kept)) if kept else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from forerun.errors import StorageError, UserError
-from forerun.hub.errors import RepositoryKind, to_user_error
+from forerun.hub.errors import RepositoryKind, status_of, to_user_error
 from forerun.redirects import HttpxGuard
 from forerun.storage.address import Address
+from forerun.storage.retries import HUB_READS, StorageUnavailable, with_retries
 from forerun.units import MIB, Bytes
 
 # ---- The http client of the hub's library, with a check of redirects ----
@@ -141,7 +141,6 @@ def _literal(name: str) -> str:
 # token that it finds itself. Paths name a commit, so their content never changes: `datasets/owner/name@commit/file`.
 
 
-ATTEMPTS = 4
 STREAM_BLOCK_BYTES = 4 * MIB  # of files that are read from start to end
 
 
@@ -187,32 +186,30 @@ class RangeFiles:
 
         class Stream(huggingface_hub.HfFileSystemFile):
             def _fetch_range(self, start: int, end: int) -> bytes:
-                wanted = min(end, self.size) - start
-                for attempt in range(ATTEMPTS):
+                expected_bytes = min(end, self.size) - start
+                fetch = super()._fetch_range
+
+                def read() -> bytes:
                     try:
-                        found = super()._fetch_range(start, end)
-                        if len(found) == wanted:
-                            return bytes(found)
-                        error: Exception = ConnectionError(f"{len(found)} bytes instead of {wanted}")
-                    except Exception as raised:
-                        error = raised
-                        if 400 <= _answer_status(raised) < 500:
-                            break
-                    if attempt + 1 < ATTEMPTS:
-                        time.sleep(attempt)
-                raise _converted(error, self.path) from error
+                        content = bytes(fetch(start, end))
+                        if len(content) != expected_bytes:
+                            raise ConnectionError(f"{len(content)} bytes instead of {expected_bytes}")
+                    except Exception as error:
+                        converted = _converted(error, self.path)
+                        if 400 <= status_of(error) < 500:  # the answer will not change
+                            raise converted from error
+                        raise StorageUnavailable(**converted.parts()) from error
+                    return content
+
+                try:
+                    return with_retries(read, HUB_READS, lambda text: None)
+                except StorageUnavailable as error:  # to readers of data, an OSError is damage of the file
+                    raise UserError(**error.parts()) from error
 
         return Stream
 
 
-def _answer_status(error: Exception) -> int:
-    """Return the status of an answer of the hub, or 0."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return int(error.response.status_code) if isinstance(error, HfHubHTTPError) and error.response is not None else 0
-
-
-def _converted(error: Exception, path: str) -> Exception:
+def _converted(error: Exception, path: str) -> UserError:
     """Return the error for users. Messages of the client may contain signed addresses."""
     name, _, rest = path.removeprefix("datasets/").partition("@")
     found = to_user_error(error, name, rest.partition("/")[0], downloading=True, kind="dataset")

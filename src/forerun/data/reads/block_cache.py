@@ -56,7 +56,7 @@ from forerun.units import Bytes
 LINE_BLOCKS = 4
 LINE_BYTES = LINE_BLOCKS * BLOCK_BYTES
 WAYS = 16
-ENTRY = struct.Struct("<QHHI")  # tag of the line; valid blocks as bits; bytes of the file's last block or 0; last use
+ENTRY = struct.Struct("<QH2xI")  # tag of the line; valid blocks as bits; time of last use
 HEADER_BYTES = BLOCK_BYTES
 _HEADER = struct.Struct("<16sQQQ")
 _MAGIC = b"forerun blocks 1"
@@ -152,7 +152,8 @@ def _locked_geometry(descriptor: int, file: Path, wanted: CacheGeometry) -> Cach
     """Take the shared lock and return the geometry. Return None if another process changes the file at this moment."""
     if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, file) and _geometry(descriptor) != wanted:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _header(wanted), 0)
+        fields = _HEADER.pack(_MAGIC, LINE_BYTES, wanted.sets, wanted.ways)
+        os.pwrite(descriptor, fields + xxh3_64_digest(fields), 0)
     # The exclusive lock is released before the shared one is taken, so another process may set its own geometry here.
     if not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(descriptor, file):
         return None
@@ -179,11 +180,6 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return False
 
 
-def _header(geometry: CacheGeometry) -> bytes:
-    fields = _HEADER.pack(_MAGIC, LINE_BYTES, geometry.sets, geometry.ways)
-    return fields + xxh3_64_digest(fields)
-
-
 def _geometry(descriptor: int) -> CacheGeometry | None:
     header = os.pread(descriptor, _HEADER.size + 8, 0)
     fields = header[: _HEADER.size]
@@ -194,7 +190,7 @@ def _geometry(descriptor: int) -> CacheGeometry | None:
 
 
 _KEY = struct.Struct("<QQ")
-_AFTER_TAG = struct.Struct("<HHI")
+_AFTER_TAG = struct.Struct("<H2xI")
 _STAMP = struct.Struct("<I")
 _STAMP_AT = ENTRY.size - _STAMP.size
 _MIX = 0x9E3779B97F4A7C15  # odd, so different lines of a file have different tags
@@ -250,34 +246,22 @@ class BlockCache:
     def get(self, key: bytes, block: int, count: int) -> list[bytes | None]:
         """Return `count` blocks of a file from `block` on, None for those that are not cached. They are UNVERIFIED.
 
+        The last block of a file may be followed by other bytes, which the caller cuts off.
+
         Args:
           key: 16 bytes that identify the file's name and content.
           block: number of the first block.
           count: how many.
         """
-        found: list[bytes | None] = [None] * count
-        for first, data in self.runs(key, block, count):
-            at = first - block
-            if len(data) <= BLOCK_BYTES:
-                found[at] = data
-            else:
-                pieces = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
-                found[at : at + len(pieces)] = pieces
-        return found
-
-    def runs(self, key: bytes, block: int, count: int) -> list[tuple[int, bytes]]:
-        """Return what `get` returns, without a copy for each block: (number of the first block, bytes) in order.
-
-        Blocks that the cache does not have are missing. Adjacent runs are not always merged.
-        """
         opened = self._usable()
+        missing: list[bytes | None] = [None] * count
         if opened is None or count <= 0:
-            return []
+            return missing
         try:
-            found, used = self._read(opened, key, block, count)
+            blocks, used = self._read(opened, key, block, count)
         except OSError as error:
             self._failed(opened, error)
-            return []
+            return missing
         if used and not self._writing_pauses:
             try:
                 stamp = _STAMP.pack(self._now())
@@ -285,10 +269,10 @@ class BlockCache:
                     os.pwrite(opened.descriptor, stamp, offset)
             except OSError as error:
                 self._failed(opened, error)
-        return found
+        return blocks
 
     def put(self, key: bytes, block: int, data: bytes) -> None:
-        """Store whole blocks, from the block of this number on. Only the last block of a file may be shorter."""
+        """Store blocks, from the block of this number on. Only the last block of a file may be shorter."""
         opened = self._usable()
         if opened is None or not data or self._writing_pauses:
             return
@@ -303,13 +287,14 @@ class BlockCache:
     def _writing_pauses(self) -> bool:
         return self._write_after > 0 and self._clock() < self._write_after
 
-    def _read(self, opened: CacheFile, key: bytes, block: int, count: int) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Return the runs of blocks, and the offsets of the times of last use that are not the present time."""
+    def _read(self, opened: CacheFile, key: bytes, block: int, count: int) -> tuple[list[bytes | None], list[int]]:
+        """Return the blocks, and the offsets of the times of last use that are not the present time."""
         descriptor, (sets, set_bytes, lines_at) = opened.descriptor, opened.layout
         set_of, tag_of = _KEY.unpack(key)
         now, stop = self._now(), block + count
         line, last_line = block // LINE_BLOCKS, (stop - 1) // LINE_BLOCKS
-        places, used = _Places(), []
+        runs: list[list[int]] = []
+        used: list[int] = []
         while line <= last_line:
             first_set = (set_of + line) % sets
             lines = min(last_line + 1 - line, sets - first_set)
@@ -318,31 +303,33 @@ class BlockCache:
             for here in range(lines):
                 at = _entry(entries, here * set_bytes, set_bytes, (tag_of + line * _MIX) & _MASK)
                 if at >= 0:
-                    valid, last_bytes, stamp = _AFTER_TAG.unpack_from(entries, at + 8)
+                    valid, stamp = _AFTER_TAG.unpack_from(entries, at + 8)
                     if stamp != now:
                         used.append(entries_at + at + _STAMP_AT)
                     way = (at - here * set_bytes) // ENTRY.size
                     offset = lines_at + (way * sets + first_set + here) * LINE_BYTES
-                    first = line * LINE_BLOCKS
-                    if valid == _ALL and not last_bytes and block <= first and first + LINE_BLOCKS <= stop:
-                        places.add(first, offset, LINE_BYTES)  # most lines of a long range
+                    begin = line * LINE_BLOCKS
+                    if valid == _ALL and block <= begin and begin + LINE_BLOCKS <= stop:  # most lines of a long range
+                        _add_run(runs, begin, offset, LINE_BLOCKS)
                     else:
-                        places.add_valid(block, stop, first, offset, valid, last_bytes)
+                        for number in range(max(block, begin), min(stop, begin + LINE_BLOCKS)):
+                            if (valid >> (number - begin)) & 1:
+                                _add_run(runs, number, offset + (number - begin) * BLOCK_BYTES, 1)
                 line += 1
-        found = []
-        for first, offset, size in places.found:
-            data = os.pread(descriptor, size, offset)
-            if len(data) < size:  # the file was cut
-                data = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES]
-            if data:
-                found.append((first, data))
-        return found, used
+        blocks: list[bytes | None] = [None] * count
+        for first, offset, size in runs:
+            data = os.pread(descriptor, size * BLOCK_BYTES, offset)
+            whole = len(data) // BLOCK_BYTES  # fewer than `size` if the file was cut
+            pieces = [data[start : start + BLOCK_BYTES] for start in range(0, whole * BLOCK_BYTES, BLOCK_BYTES)]
+            blocks[first - block : first - block + whole] = pieces
+        return blocks, used
 
     def _write(self, opened: CacheFile, key: bytes, block: int, data: bytes) -> None:
         descriptor, (sets, set_bytes, lines_at) = opened.descriptor, opened.layout
         set_of, tag_of = _KEY.unpack(key)
         now = self._now()
-        view, stop = memoryview(data), block + -(-len(data) // BLOCK_BYTES)
+        stop = block + -(-len(data) // BLOCK_BYTES)
+        view = memoryview(data.ljust((stop - block) * BLOCK_BYTES, b"\0"))
         line, last_line = block // LINE_BLOCKS, (stop - 1) // LINE_BLOCKS
         way = 0
         while line <= last_line:
@@ -350,30 +337,29 @@ class BlockCache:
             lines = min(last_line + 1 - line, sets - first_set)
             entries_at = HEADER_BYTES + first_set * set_bytes
             entries = os.pread(descriptor, lines * set_bytes, entries_at).ljust(lines * set_bytes, b"\0")
-            places, changes = _Places(), []
+            runs: list[list[int]] = []
+            changes = []
             for here in range(lines):
                 tag = (tag_of + line * _MIX) & _MASK
                 at = _entry(entries, here * set_bytes, set_bytes, tag)
                 if at >= 0:
-                    valid, last_bytes, _ = _AFTER_TAG.unpack_from(entries, at + 8)
+                    valid, _ = _AFTER_TAG.unpack_from(entries, at + 8)
                     way = (at - here * set_bytes) // ENTRY.size
                 else:
-                    valid, last_bytes = 0, 0
+                    valid = 0
                     way = _oldest(entries[here * set_bytes : (here + 1) * set_bytes], now, way)
                     at = here * set_bytes + way * ENTRY.size
                 begin = line * LINE_BLOCKS
                 first, end = max(block, begin), min(stop, begin + LINE_BLOCKS)
                 offset = lines_at + (way * sets + first_set + here) * LINE_BYTES + (first - begin) * BLOCK_BYTES
-                size = min((end - first) * BLOCK_BYTES, len(data) - (first - block) * BLOCK_BYTES)
-                places.add(first, offset, size)
+                _add_run(runs, first, offset, end - first)
                 valid |= ((1 << (end - first)) - 1) << (first - begin)
-                last_bytes = size % BLOCK_BYTES or last_bytes
-                changes.append((entries_at + at, ENTRY.pack(tag, valid, last_bytes, now)))
+                changes.append((entries_at + at, ENTRY.pack(tag, valid, now)))
                 line += 1
             # The blocks first: a process that is killed in between leaves blocks without an entry.
-            for first, offset, size in places.found:
+            for first, offset, size in runs:
                 start = (first - block) * BLOCK_BYTES
-                _write_all(descriptor, view[start : start + size], offset)
+                _write_all(descriptor, view[start : start + size * BLOCK_BYTES], offset)
             for offset, entry in changes:
                 _write_all(descriptor, entry, offset)
 
@@ -445,36 +431,14 @@ class BlockCache:
         return int((self._clock() - _EPOCH_SECONDS) * _TICKS) & 0xFFFFFFFF
 
 
-class _Places:
-    """Places of blocks in the cache file: [number of the first block, offset, bytes]. Adjacent ones become one."""
-
-    __slots__ = ("_next_block", "_next_offset", "found")
-
-    def __init__(self) -> None:
-        self.found: list[list[int]] = []
-        self._next_block = self._next_offset = -1
-
-    def add(self, block: int, offset: int, size: int) -> None:
-        """Add `size` bytes from `block` on, which are at `offset`."""
-        if block == self._next_block and offset == self._next_offset:
-            self.found[-1][2] += size
-        else:
-            self.found.append([block, offset, size])
-        # Only the last block of a file is shorter, so nothing follows it and the rounding does not matter.
-        self._next_block, self._next_offset = block + size // BLOCK_BYTES, offset + size
-
-    def add_valid(self, block: int, stop: int, begin: int, offset: int, valid: int, last_bytes: int) -> None:
-        """Add the valid blocks of `block` .. `stop - 1` that are in the line from `begin` on, which is at `offset`."""
-        block, stop = max(block, begin), min(stop, begin + LINE_BLOCKS)
-        all_of_them = (1 << (stop - block)) - 1
-        wanted = (valid >> (block - begin)) & all_of_them
-        short = begin + valid.bit_length() - 1 if 0 < last_bytes < BLOCK_BYTES else -1
-        if wanted == all_of_them and not block <= short < stop:
-            self.add(block, offset + (block - begin) * BLOCK_BYTES, (stop - block) * BLOCK_BYTES)
+def _add_run(runs: list[list[int]], block: int, offset: int, size: int) -> None:
+    """Add `size` blocks that are at `offset` of the cache file. If they continue the last run, it becomes longer."""
+    if runs:
+        last_block, last_offset, last_size = runs[-1]
+        if block == last_block + last_size and offset == last_offset + last_size * BLOCK_BYTES:
+            runs[-1][2] += size
             return
-        for one in range(block, stop):
-            if (wanted >> (one - block)) & 1:
-                self.add(one, offset + (one - begin) * BLOCK_BYTES, last_bytes if one == short else BLOCK_BYTES)
+    runs.append([block, offset, size])
 
 
 def _entry(entries: bytes, start: int, set_bytes: int, tag: int) -> int:

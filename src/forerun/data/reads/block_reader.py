@@ -209,13 +209,13 @@ class BlockReader:
     def __init__(
         self,
         folder: Folder,
-        cache: Cache | None,
-        counts: ReadCounts,
+        cache: Cache | None = None,
+        counts: ReadCounts | None = None,
         memory: ReadMemory = PROCESS,
         reads: PatientReads | None = None,
     ) -> None:
-        self.folder, self.cache, self.counts, self.memory = folder, cache, counts, memory
-        self._reads = reads or PatientReads(folder, counts, memory.in_flight)
+        self.folder, self.cache, self.counts, self.memory = folder, cache, counts or ReadCounts(), memory
+        self._reads = reads or PatientReads(folder, self.counts, memory.in_flight)
         self._flying: dict[SummedPart, _Flight] = {}
         self._lock = threading.Lock()
         self._repeated_before = folder.repeated_requests
@@ -227,7 +227,7 @@ class BlockReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without open files and threads. The copy has no cache and its own counts."""
-        return _plain_reader, (self.folder,)
+        return BlockReader, (self.folder,)
 
     def read(self, ranges: Sequence[BlockRange]) -> list[bytes]:
         """Return the verified bytes of all ranges, fetched at the same time.
@@ -237,28 +237,13 @@ class BlockReader:
           StorageError: the bucket does not answer correctly for too long.
         """
         found: dict[SummedPart, bytes] = {}
-        missing = [one for one in ranges if not self._remembered(one, found)]
-        while missing:
-            _Call(self, missing, found).run()
-            missing = [one for one in missing if any(part not in found for part in _parts(one))]
-        return [b"".join([found[part] for part in _parts(one)]) for one in ranges]
-
-    def _remembered(self, one: BlockRange, found: dict[SummedPart, bytes]) -> bool:
-        """Add the blocks of a range that are in memory, and return whether these are all."""
-        complete = True
-        for part in _parts(one):
-            if part in found:
-                continue
-            data = self.memory.blocks.get(part) if one.is_kept else None
-            if data is None:
-                complete = False
-            else:
+        for part in (part for one in ranges if one.is_kept for part in _parts(one)):
+            if part not in found and (data := self.memory.blocks.get(part)) is not None:
                 found[part] = data
-        return complete
-
-
-def _plain_reader(folder: Folder) -> BlockReader:
-    return BlockReader(folder, None, ReadCounts())
+        missing = list(ranges)
+        while missing := [one for one in missing if any(part not in found for part in _parts(one))]:
+            _Call(self, missing, found).run()
+        return [b"".join([found[part] for part in _parts(one)]) for one in ranges]
 
 
 class _Call:

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from forerun.data.source.files import File
 from forerun.data.source.sources import Source
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.unit import Unit, part_name, remove_leftovers
-from forerun.data.tokens.worker_pool import ATTEMPTS, Event, WorkerProcess, in_order
+from forerun.data.tokens.worker_pool import ATTEMPTS, Event, StartEngine, WorkerProcess, in_order
 from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.safe_text import redact
@@ -223,8 +224,10 @@ LEAST_REPORT_SECONDS = 0.5
 
 
 @contextmanager
-def ray_cluster(address: str) -> Iterator[RayCluster]:
-    """Connect to a running Ray cluster, and disconnect at the end. A connection of the caller is used and kept.
+def ray_cluster(address: str) -> Iterator[StartEngine]:
+    """Connect to a running Ray cluster, yield what starts its engine, and disconnect at the end.
+
+    A connection of the caller is used and kept.
 
     Args:
       address: `auto` for the cluster of this machine or of RAY_ADDRESS, or HOST:PORT of the head node.
@@ -234,23 +237,13 @@ def ray_cluster(address: str) -> Iterator[RayCluster]:
     """
     ray = _ray()
     if ray.is_initialized():
-        yield RayCluster(ray)
+        yield partial(RayEngine, ray)
         return
     _connect(ray, address)
     try:
-        yield RayCluster(ray)
+        yield partial(RayEngine, ray)
     finally:
         ray.shutdown()
-
-
-class RayCluster:
-    """A connected cluster, which starts engines."""
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-
-    def __call__(self, units: Sequence[Unit], task: dict[str, Any], workers: int | None) -> RayEngine:
-        return RayEngine(self._ray, units, task, workers)
 
 
 class RayEngine:

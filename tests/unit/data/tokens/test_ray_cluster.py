@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import ray_cluster, unit, worker_pool
 from forerun.data.tokens.build import build
-from forerun.data.tokens.ray_cluster import LOSSES, RayCluster
+from forerun.data.tokens.ray_cluster import LOSSES, RayEngine
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.errors import UserError
 
@@ -145,7 +146,7 @@ def test_the_store_is_that_of_the_pool_with_a_tokenizer_that_the_node_does_not_h
         return SimpleNamespace(value=shipment)
 
     ray.put = moved  # type: ignore[method-assign]
-    build(source, recipe, tmp_path / "ray", engine=RayCluster(ray))
+    build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, ray))
     assert ray.sent[0].tokenizer == raw
     assert ray.started == sorted(ray.started)
     assert len(ray.started) > 5
@@ -161,7 +162,7 @@ def test_a_lost_node_costs_only_the_time_of_its_unit(source: Source, recipe: Rec
             raise RayError("the node is dead")
 
     build(source, recipe, tmp_path / "pool", workers=1)
-    build(source, recipe, tmp_path / "ray", engine=RayCluster(Ray(lose)))
+    build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, Ray(lose)))
     assert len(lost) == 2 * (LOSSES - 1)
     assert contents(tmp_path / "ray") == contents(tmp_path / "pool")
 
@@ -178,7 +179,7 @@ def test_a_unit_that_is_always_lost_is_an_error(
 
     ray = Ray(lose)
     with pytest.raises(UserError) as caught:
-        build(source, recipe, tmp_path / "ray", engine=RayCluster(ray))
+        build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, ray))
     assert caught.value.code == code
     assert ray.started.count(2) == times
 
@@ -188,7 +189,7 @@ def test_a_bug_on_a_node_is_reported(source: Source, recipe: Recipe, tmp_path: P
         raise RayTaskError("trace")
 
     with pytest.raises(RuntimeError, match="ZeroDivisionError: no such thing"):
-        build(source, recipe, tmp_path / "ray", engine=RayCluster(Ray(lose)))
+        build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, Ray(lose)))
 
 
 def test_the_earliest_bad_row_is_reported_and_later_units_are_cancelled(recipe: Recipe, tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_the_earliest_bad_row_is_reported_and_later_units_are_cancelled(recipe: 
     found = open_source(Part(path=str(tmp_path / "data")))
     errors = []
     ray = Ray()
-    for engine in ({}, {"engine": RayCluster(ray)}):
+    for engine in ({}, {"engine": partial(RayEngine, ray)}):
         with pytest.raises(UserError) as caught:
             build(found, recipe, tmp_path / f"s{len(errors)}", workers=4, **engine)
         errors.append(caught.value.parts())
@@ -215,7 +216,7 @@ def test_a_process_that_dies_on_a_node_has_the_code_of_the_pool(
 ) -> None:
     monkeypatch.setattr(worker_pool, "WORKER", ("-c", f"import os; os.kill(os.getpid(), {int(number)})"))
     with pytest.raises(UserError) as caught:
-        build(source, recipe, tmp_path / "s", workers=1, engine=RayCluster(Ray()))
+        build(source, recipe, tmp_path / "s", workers=1, engine=partial(RayEngine, Ray()))
     assert caught.value.code == memory
     assert f"signal {int(number)}" in caught.value.why
 
@@ -256,7 +257,7 @@ def test_a_node_that_does_not_see_the_store_ends_the_build_before_its_work(
     monkeypatch.setattr(ray_cluster, "_store_problem", lambda store, shipment: "it is missing")
     ray = Ray()
     with pytest.raises(UserError) as caught:
-        build(source, recipe, tmp_path / "s", engine=RayCluster(ray))
+        build(source, recipe, tmp_path / "s", engine=partial(RayEngine, ray))
     assert (caught.value.code, ray.started) == ("E-DATA-198", [])
     assert not contents(tmp_path / "s")
 
@@ -266,7 +267,7 @@ def test_no_secret_is_sent(source: Source, recipe: Recipe, tmp_path: Path) -> No
     address = "https://example.com/a.jsonl?signature=secret"
     task = task | {"source": task["source"] | {"files": [[address, "jsonl", ""]]}}
     ray = Ray()
-    engine = RayCluster(ray)([], task, None)
+    engine = partial(RayEngine, ray)([], task, None)
     with pytest.raises(UserError) as caught:
         list(engine.events())
     assert caught.value.code == "E-DATA-202"

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.disk_array import DiskArray
-from forerun.data.documents import InMemory
+from forerun.data.documents import DocumentCounts, InMemory
 from forerun.data.order.batches import Batches
 from forerun.data.order.permutation import permuted
 from forerun.data.order.whole_documents import WholeDocuments
@@ -44,7 +44,6 @@ class Index:
     digest: str
     largest: int = 0
     masked: bool = False
-    counts_without_reading: None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -52,6 +51,10 @@ class Index:
     @property
     def tokens(self) -> int:
         return len(self.ids)
+
+    @property
+    def counts(self) -> DocumentCounts:
+        raise NotImplementedError("a packing plan counts the documents itself")
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         return self.offsets.at(documents)

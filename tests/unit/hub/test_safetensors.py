@@ -225,7 +225,7 @@ print(during - before, after - before)
 
 def test_released_pages_leave_memory(tmp_path: Path) -> None:
     single(tmp_path, save({"a": np.ones(32 << 20, np.uint8), "b": np.ones(5, np.uint8)}))
-    source = str(Path(__file__).resolve().parents[4] / "src")
+    source = str(Path(__file__).resolve().parents[3] / "src")
     ran = subprocess.run(
         [sys.executable, "-c", RELEASED, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": source},

@@ -108,7 +108,7 @@ def _storage(job: schema.Job, corpus: Corpus) -> StorageReads | None:
     return StorageReads.of(load, job.data.shuffle)
 
 
-def _documents(part: CorpusPart) -> Documents:
+def _documents(part: CorpusPart) -> Documents | PairDocuments:
     """Return the training documents of a part. A preference pair counts as one document."""
     return PairDocuments(part.store.train) if isinstance(part.rows, Pairs) else part.store.train
 
@@ -176,7 +176,7 @@ NO_MARKS = ("<s>", "</s>", "<pad>", BYTE_END, *UNKNOWN)  # not suspicious: HTML 
 Take = Callable[[ArrayLike], Mapping[str, NDArray[Any]]]
 
 
-def lengths_of(documents: Documents, at_most: int = LENGTHS_AT_MOST) -> Lengths:
+def lengths_of(documents: Documents | PairDocuments, at_most: int = LENGTHS_AT_MOST) -> Lengths:
     """Return the lengths of all documents, or of about `at_most` documents in evenly spaced blocks."""
     count = len(documents)
     if count <= at_most:
@@ -202,7 +202,7 @@ def examine_rows(take: Take, rows: int, at_most: int = ROWS_AT_MOST) -> Examined
 
 
 def examine_documents(
-    documents: Documents, tokenizer: Tokenizer, at_most: int = DOCUMENTS_AT_MOST
+    documents: Documents | PairDocuments, tokenizer: Tokenizer, at_most: int = DOCUMENTS_AT_MOST
 ) -> ExaminedDocuments:
     """Return counts of beginnings, ends, masks and repetitions in evenly spaced documents."""
     spelling = spelling_of(tokenizer)

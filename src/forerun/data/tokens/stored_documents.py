@@ -203,10 +203,7 @@ class StoredDocuments:
         return unit.tokens.read(start - first, stop - first), bits
 
     @property
-    def counts_without_reading(self) -> DocumentCounts | None:
-        """Counts of the index of a store in a bucket; None for a local store, whose documents are counted."""
-        if self.folder.is_local:
-            return None
+    def counts(self) -> DocumentCounts:
         longest, single, targets = (self.units.counts(self.side, name) for name in ("longest", "single", "targets"))
         return DocumentCounts(int(longest.max(initial=0)), int(single.sum()), int(targets.sum()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from folder_stand_in import MemoryCache, StandIn, write_array
 
 from forerun.data.reads import patient_reads
+from forerun.data.reads.block_cache import LINE_BYTES, BlockCache, stored_geometry
 from forerun.data.reads.block_reader import BlockReader, ByteLimit, ReadMemory, Recent
 from forerun.data.reads.bucket_array import ArrayPart, BucketArray, read_parts
 from forerun.data.reads.patient_reads import PatientReads, ReadCounts, merged
@@ -323,3 +325,59 @@ def test_near_ranges_are_merged_up_to_a_limit() -> None:
 def test_a_range_inside_of_another_one_is_covered() -> None:
     ranges = [FileRange("a", 0, 1000), FileRange("a", 10, 50), FileRange("b", 10, 50)]
     assert merged(ranges) == [FileRange("a", 0, 1000), FileRange("b", 10, 50)]
+
+
+FEW_NUMBERS = np.random.default_rng(0).integers(0, 60_000, 400_000).astype("<u2")
+
+
+class Reader:
+    """A new process: its memory is empty, and its cache file exists."""
+
+    def __init__(self, folder: Path, root: str) -> None:
+        self.counts = ReadCounts()
+        self.told: list[str] = []
+        cache = BlockCache(folder / "cache", 8 << 20, self.counts, self.told.append)
+        self.bucket = StandIn(folder / "bucket")
+        reader = BlockReader(self.bucket, cache, self.counts, ReadMemory())
+        self.array = BucketArray(reader, "unit/a.tokens", FEW_NUMBERS.dtype, len(FEW_NUMBERS), root)
+
+    def numbers(self) -> np.ndarray:
+        return np.asarray(self.array.read(0, len(FEW_NUMBERS)))
+
+
+def swap_lines(file: Path) -> None:
+    """Exchange the contents of neighbouring lines. Entries and tags stay, so every line looks valid."""
+    geometry = stored_geometry(file)
+    assert geometry is not None
+    data = bytearray(file.read_bytes())
+    lines = range(geometry.lines_at, len(data) - 2 * LINE_BYTES + 1, 2 * LINE_BYTES)
+    for at in lines:
+        first, second = data[at : at + LINE_BYTES], data[at + LINE_BYTES : at + 2 * LINE_BYTES]
+        data[at : at + 2 * LINE_BYTES] = second + first
+    with file.open("r+b") as opened:
+        opened.write(data)
+
+
+def replace_lines(file: Path) -> None:
+    """Write the same chosen bytes into every line, as one who wants to train on other data."""
+    geometry = stored_geometry(file)
+    assert geometry is not None
+    with file.open("r+b") as opened:
+        opened.seek(geometry.lines_at)
+        opened.write(b"\x07\x00" * ((os.path.getsize(file) - geometry.lines_at) // 2))
+
+
+@pytest.mark.parametrize("poison", [swap_lines, replace_lines])
+def test_a_poisoned_cache_changes_no_number(tmp_path: Path, poison: Callable[[Path], None]) -> None:
+    root = write_array(tmp_path / "bucket/unit/a.tokens", FEW_NUMBERS)
+    assert np.array_equal(Reader(tmp_path, root).numbers(), FEW_NUMBERS)
+    unharmed = Reader(tmp_path, root)
+    assert np.array_equal(unharmed.numbers(), FEW_NUMBERS)
+    assert unharmed.bucket.calls == [], "everything is cached"
+    poison(tmp_path / "cache")
+    poisoned = Reader(tmp_path, root)
+    assert np.array_equal(poisoned.numbers(), FEW_NUMBERS)
+    assert poisoned.counts.cache_damaged > 100
+    repaired = Reader(tmp_path, root)
+    assert np.array_equal(repaired.numbers(), FEW_NUMBERS)
+    assert (repaired.counts.cache_damaged, repaired.bucket.calls) == (0, [])

@@ -23,7 +23,7 @@ from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import unit, worker_pool
 from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
-from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
+from forerun.data.tokens.store import INDEX, TokenStore, open_store
 from forerun.errors import UserError
 from forerun.hub.chat.template import CHATML
 
@@ -154,16 +154,6 @@ def test_a_killed_worker_changes_nothing(
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
 
 
-@pytest.mark.timing
-def test_a_worker_that_always_dies(
-    source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_pool, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
-    with pytest.raises(UserError, match=r"3.*E-DATA-086") as caught:
-        build(source, recipe, tmp_path / "s", workers=1)
-    assert "memory" in caught.value.why
-
-
 PARENT = """
 import json, sys, threading
 from pathlib import Path
@@ -258,29 +248,6 @@ def children(process: int) -> list[int]:
         with suppress(OSError):
             workers += [child] if b"tokens.worker" in Path(f"/proc/{child}/cmdline").read_bytes() else []
     return workers
-
-
-def test_damage_is_found_and_mended(source: Source, recipe: Recipe, tmp_path: Path) -> None:
-    store = build(source, recipe, tmp_path / "s", workers=2)
-    before = contents(store)
-    for name in ("train.tokens", "validation.offsets", "train.learned"):
-        file = sorted(store.glob(f"unit-*/{name}"))[1]
-        raw = bytearray(file.read_bytes())
-        raw[len(raw) // 2] ^= 4
-        file.write_bytes(raw)
-        with pytest.raises(UserError, match=f"{name} is damaged"):
-            check(store)
-        raw[len(raw) // 2] ^= 4
-        file.write_bytes(raw)
-        check(store)
-    file.write_bytes(raw[:-1])
-    with pytest.raises(UserError, match="E-DATA-001") as caught:
-        open_store(store).train.read(0, open_store(store).train.tokens)
-    remove = caught.value.fix.rsplit(": ", 1)[1].split()
-    assert remove[:2] == ["rm", "-r"]
-    subprocess.run(remove, check=True)
-    build(source, recipe, tmp_path / "s", workers=1)
-    assert contents(store) == before
 
 
 def spoiled(folder: Path, wrong: dict[int, str]) -> Source:

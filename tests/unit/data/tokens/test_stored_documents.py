@@ -141,23 +141,16 @@ def test_an_extent_is_one_request_for_all_its_rows(store: Path, has_cache: bool)
 
 
 def test_the_report_needs_no_reads(store: Path) -> None:
-    local, bucket = Concatenated(documents(store, "local"), 256), documents(store, "bucket")
+    local_documents, bucket = documents(store, "local"), documents(store, "bucket")
+    local = Concatenated(local_documents, 256)
     rows = Concatenated(bucket, 256)
     folder = bucket.folder
     assert isinstance(folder, StandIn)
-    assert local.report.too_long > 0
-    assert rows.report == replace(local.report, too_long=0)
+    lengths = np.diff(local_documents.begins(np.arange(len(local_documents) + 1)))
+    assert rows.report == local.report
+    assert (rows.report.longest, rows.report.nothing_to_learn) == (lengths.max() - 1, (lengths < 2).sum())
     assert folder.calls == []
-    assert rows.count_too_long() == local.count_too_long() == local.report.too_long
-
-
-def test_an_index_without_counts_is_counted(store: Path) -> None:
-    bucket = documents(store, "bucket")
-    entries = list(bucket.units)
-    for unit in entries:
-        del unit["sides"]["train"]["longest"]
-    bucket = replace(bucket, units=UnitTable(entries))
-    assert Concatenated(bucket, 256).report == Concatenated(documents(store, "local"), 256).report
+    assert rows.count_too_long() == local.count_too_long() == (lengths - 1 > 256).sum() > 0
 
 
 def test_it_travels_without_open_files_and_threads(store: Path) -> None:

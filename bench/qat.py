@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 
-from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
@@ -33,6 +32,7 @@ from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.base_weights import read_file_weights
+from forerun.verbs.export.write_model import export
 
 ROOT = Path(__file__).resolve().parent
 NOVELS = ROOT.parent / "examples/quickstart/text"

@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 from tiny_qwen3 import VOCAB, tiny_model, write_tokenizer
 
-from forerun.commands.cache_teacher import cache
-from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
@@ -32,6 +30,8 @@ from forerun.track.display.display import StepView
 from forerun.track.display.make_display import make_display
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
+from forerun.verbs.cache.write_cache import cache
+from forerun.verbs.export.write_model import export
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from jax.profiler import ProfileData
 
-from forerun.commands.profile_steps import profile_steps
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.resolve.resolve_model import resolve_model
@@ -24,6 +23,7 @@ from forerun.run.profiling.step_range import StepRange
 from forerun.run.train import train
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.plain import PlainDisplay
+from forerun.verbs.profile.profile_steps import profile_steps
 
 MakeJob = Callable[..., Job]
 

@@ -204,7 +204,8 @@ def valid_meshes(devices: int, context: int = 1, expert: int = 1) -> list[MeshSh
 def nearest_meshes(wanted: tuple[int, int, int], devices: int, *, context: int = 1, expert: int = 1) -> list[MeshShape]:
     """Return the three valid meshes nearest to the wanted one.
 
-    Their axes context and expert have the largest possible sizes. The distance is the sum of |log ratio| over the axes. An axis of -1 is not compared.
+    Their axes context and expert have the largest possible sizes. The distance is the sum of |log ratio| over the axes.
+    An axis of -1 is not compared.
     """
 
     def distance(mesh: MeshShape) -> tuple[float, float, int, int]:

@@ -11,8 +11,7 @@ from fake.clock import http_date
 from fake.faults import Dropped, Fault
 from fake.server import FakeServer
 
-from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Rest
+from forerun.cloud.google.rest import Endpoints, Rest
 
 PROJECT = "forerun-test"
 BASE = "http://fake"

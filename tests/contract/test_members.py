@@ -61,7 +61,7 @@ PUBLISHED = {
 
 def program_kind(config: DecoderConfig) -> tuple[Any, ...]:
     """Return what makes a size another kind of program and not only another width or depth."""
-    return family_for(config).model_type, config.tied, config.rope_scaling is None, config.heads % 2
+    return family_for(config).model_type, config.tied, config.qk_norm, config.rope_scaling is None, config.heads % 2
 
 
 KINDS = {program_kind(config): name for name, config in reversed(SIZES.items())}  # the first size of each kind

@@ -36,8 +36,7 @@ from forerun.data.order.pairs import PairDocuments, Pairs
 from forerun.data.order.rows import PackedRows
 from forerun.data.reads.cache_size import cache_size
 from forerun.data.tokenizer import Tokenizer
-from forerun.hardware.object_storage import ReadLoad
-from forerun.hardware.storage_table import StorageReads
+from forerun.hardware.object_storage import ReadLoad, StorageReads
 from forerun.storage.address import Address
 
 SKIPPED_SHOWN = 10

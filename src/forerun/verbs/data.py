@@ -27,12 +27,13 @@ from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.store import check
 from forerun.errors import UserError
 from forerun.files import write_output
+from forerun.reporter import LineReporter
 from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.open_data import progress_callback
 from forerun.track.display.make_display import make_display
-from forerun.verbs.job_files import prepared, warn
+from forerun.verbs.job_files import prepared
 
 PIPED_COLUMNS = 100
 
@@ -182,7 +183,7 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     resolved, file = resolve_model(prepared(job)), Path(ledger)
     corpus = opened(resolved)
     for text in corpus.warnings:
-        warn(text)
+        LineReporter(sys.stderr).warn(text)
     batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
     steps = examples = skipped = 0
     for step, found, why in drawn(file):

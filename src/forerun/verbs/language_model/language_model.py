@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,10 @@ from forerun.generate.writing import Answer as Answer
 from forerun.generate.writing import TextGeneration
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import capabilities_of
+from forerun.reporter import LineReporter
 from forerun.run.compile.compile_step import use_cache
 from forerun.trained_model.load_model import LoadedModel
 from forerun.trained_model.load_model import load_model as load_weights
-from forerun.verbs.job_files import warn
 from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_tasks, evaluate_text, longest_context
 
 Message = Mapping[str, Any]
@@ -91,7 +92,9 @@ class LanguageModel:
             loaded = self._loaded
             if not capabilities_of(loaded.model).has_cache:
                 name = type(loaded.model).__name__
-                warn(f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow")
+                LineReporter(sys.stderr).warn(
+                    f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow"
+                )
             self._engine = Engine(
                 loaded.model,
                 loaded.params,
@@ -315,6 +318,6 @@ def load_model(
         mesh=None if mesh is None else MeshShape(*mesh),
         dtype=dtype,
         code=None if code is None else os.fspath(code),
-        tell=warn,
+        reporter=LineReporter(sys.stderr),
     )
     return LanguageModel(load, os.fspath(source), revision)

@@ -40,7 +40,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.chat_form import chat_form, end_ids
 from forerun.trained_model.model_source import model_source
 from forerun.weights_io.packed import weights_of
-from forerun.weights_io.read import OnProgress, no_progress, read_params
+from forerun.weights_io.read import read_params
 from forerun.weights_io.scales import are_multiples
 
 
@@ -153,7 +153,7 @@ def abstract_plain_params(model: Model, mesh: Mesh, dtype: str) -> Any:
     return spec.map_specs(placed, model.specs())
 
 
-def pretrained_params(facts: ModelFacts, wanted: Any, on_progress: OnProgress = no_progress) -> Any:
+def pretrained_params(facts: ModelFacts, wanted: Any) -> Any:
     """Read the weights of a checkpoint from its files to the devices. Downloads them if necessary.
 
     Args:
@@ -166,7 +166,7 @@ def pretrained_params(facts: ModelFacts, wanted: Any, on_progress: OnProgress = 
     checkpoint = facts.downloaded_checkpoint
     with weights_of(checkpoint) as (weights, scales):
         model = model_for(checkpoint.config)
-        params = read_params(weights, checkpoint.family.table, model, wanted, on_progress, scales)
+        params = read_params(weights, checkpoint.family.table, model, wanted, scales)
     if checkpoint.recorded is not None and not are_multiples(params):
         raise UserError(
             "E-RUN-032",

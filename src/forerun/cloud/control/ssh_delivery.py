@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.cloud.provider import HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
+from forerun.reporter import Reporter
 
 if TYPE_CHECKING:
     from forerun.cloud.setup.job_files import JobFiles
@@ -53,13 +54,13 @@ class SshDelivery:
         job_folder: Path,
         identity: Path,
         project: str | None,
-        tell: Callable[[str], None],
+        reporter: Reporter,
         secrets: Mapping[str, str] | None = None,
         through_iap: bool = False,
         local: JobFiles | None = None,
     ) -> None:
         self.job_folder, self.identity, self.project = job_folder, identity, project
-        self.tell, self.through_iap, self.local = tell, through_iap, local
+        self.reporter, self.through_iap, self.local = reporter, through_iap, local
         self.secrets = secrets_in(os.environ) if secrets is None else secrets
 
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
@@ -87,7 +88,7 @@ class SshDelivery:
             run, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
         )
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
-        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
+        deliver(bundle, hosts, host_keys, self.identity, self.reporter, tunnel=tunnel)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         from forerun.cloud.ssh.connection import IapTunnel

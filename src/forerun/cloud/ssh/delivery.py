@@ -12,6 +12,7 @@ from typing import IO, Protocol
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
 from forerun.errors import UserError
+from forerun.reporter import Reporter
 
 STATE_FOLDER = "/var/lib/forerun"
 PARALLEL = 32  # connections at the same time: gcloud's own documentation warns of more than 100
@@ -56,7 +57,7 @@ def deliver(
     hosts: Sequence[HostAddress],
     host_keys: Sequence[Sequence[str]],
     identity: Path | None,
-    tell: Callable[[str], None],
+    reporter: Reporter,
     *,
     tunnel: IapTunnel | None = None,
     limit_seconds: float = LIMIT_SECONDS,
@@ -69,7 +70,7 @@ def deliver(
     Hosts that are not ready are tried again until `limit_seconds` have passed.
 
     Args:
-      tell: receives one line for each change.
+      reporter: receives one line for each change.
       folder: the folder of forerun on the hosts.
 
     Raises:
@@ -88,12 +89,12 @@ def deliver(
                 require_same_host(failure.access, failure.answer)
             for access, answer in zip(waiting, answers, strict=True):
                 if answer.exit_code == 0:
-                    tell(f"host {access.host.index}: {answer.output.strip()}")
+                    reporter.info(f"host {access.host.index}: {answer.output.strip()}")
             if not failures:
                 return
             reason = _reason(failures)
             if reason != told:
-                tell(reason)
+                reporter.info(reason)
             told = reason
             if now() >= until:
                 raise CloudUnavailable(reason)

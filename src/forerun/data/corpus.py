@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.data.tokens.worker_pool import Pool, StartEngine
 from forerun.errors import UserError
+from forerun.reporter import Phase
 from forerun.storage.address import Address
 from forerun.storage.folder import Folder
 from forerun.storage.open_folder import folder_at
@@ -142,7 +143,6 @@ def _described(source: Source, data: schema.Data) -> str:
     return f"{source.form}{', joined as plain text by data.apply_template=false' if plain else ''}"
 
 
-OnProgress = Callable[[str, BuildProgress], None]
 CHAT_FORMS = (*CONVERSATION_FORMS, "chosen/rejected")
 PLANS = "rows"  # folder of packing plans, in the folder of a store
 
@@ -267,7 +267,7 @@ def open_corpus(
     sequence: int,
     vocab: int | None = None,
     pairs: bool = False,
-    on_progress: OnProgress | None = None,
+    phase: Phase | None = None,
     host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
@@ -278,7 +278,7 @@ def open_corpus(
       sequence: positions of a row.
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
-      on_progress: called with the name of a part and the progress of its tokenization.
+      phase: shows the progress of tokenizing.
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
@@ -290,8 +290,8 @@ def open_corpus(
     for name, part in data.parts.items():
         source = open_source(part)
         recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
-        report = partial(on_progress, name) if on_progress else None
-        store = open_store(tokenize(source, recipe, data, on_progress=report, host=host), reads=reads)
+        folder = tokenize(source, recipe, data, name=name, phase=phase, host=host)
+        store = open_store(folder, reads=reads)
         packing, plans = packing_of(data, source), store.local_folder / PLANS
         rows = _packed(store.train, packing, sequence, data, plans)
         if data.validation_by == "rows":
@@ -322,7 +322,8 @@ def tokenize(
     data: schema.Data,
     *,
     shard: tuple[int, int] = (0, 1),
-    on_progress: Callable[[BuildProgress], None] | None = None,
+    name: str = "",
+    phase: Phase | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
 ) -> Folder:
@@ -333,10 +334,16 @@ def tokenize(
       recipe: how rows become tokens.
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
-      on_progress: called with the progress.
+      name: the name of the part of the data that the source is.
+      phase: shows the progress.
       engine: starts what builds the units, by default worker processes of this machine.
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
+
+    def show(progress: BuildProgress) -> None:
+        if phase is not None:
+            phase.detail = progress.text(name)
+
     return build(
         source,
         recipe,
@@ -344,7 +351,7 @@ def tokenize(
         workers=data.workers,
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
-        progress=on_progress,
+        on_unit=show,
         engine=engine,
         host=host,
     )

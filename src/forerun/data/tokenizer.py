@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.text import local_path
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.files import read_regular
 from forerun.hub.documents import read_json
 from forerun.hub.names import is_repository
@@ -50,7 +50,7 @@ def read_tokenizer(path: Path) -> tuple[bytes, tokenizers.Tokenizer]:
         raise UserError(
             "E-DATA-081",
             f"data.tokenizer: {path} is not a tokenizer.json",
-            why=str(error).splitlines()[0][:500],
+            why=first_line(error),
             fix="give the tokenizer.json that comes with the model, or data.tokenizer=bytes",
         ) from error
     vocabulary = inner.get_vocab(with_added_tokens=True)

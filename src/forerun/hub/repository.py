@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 from forerun.errors import StorageError, UserError
 from forerun.hub.errors import RepositoryKind, status_of, to_user_error
 from forerun.redirects import HttpxGuard
+from forerun.reporter import SILENT
 from forerun.storage.address import Address
 from forerun.storage.retries import HUB_READS, StorageUnavailable, with_retries
 from forerun.units import MIB, Bytes
@@ -202,7 +203,7 @@ class RangeFiles:
                     return content
 
                 try:
-                    return with_retries(read, HUB_READS, lambda text: None)
+                    return with_retries(read, HUB_READS, SILENT)
                 except StorageUnavailable as error:  # to readers of data, an OSError is damage of the file
                     raise UserError(**error.parts()) from error
 

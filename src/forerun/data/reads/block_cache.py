@@ -51,6 +51,7 @@ from xxhash import xxh3_64_digest
 from forerun.data.blocks import BLOCK_BYTES
 from forerun.data.reads.patient_reads import ReadCounts
 from forerun.errors import Problem
+from forerun.reporter import Reporter
 from forerun.units import Bytes
 
 LINE_BLOCKS = 4
@@ -214,7 +215,7 @@ class BlockCache:
         file: Path,
         limit_bytes: int,
         counts: ReadCounts,
-        tell: Callable[[str], None],
+        reporter: Reporter,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -224,12 +225,12 @@ class BlockCache:
           file: the cache file, which may exist.
           limit_bytes: the file is never larger. Below the size of one line, nothing is cached.
           counts: failures are added to it.
-          tell: called with a message for the user, once for each kind of failure.
+          reporter: receives a message for the user, once for each kind of failure.
           clock: the time in seconds, for tests.
         """
         self.file = file
         self._wanted = geometry_within(limit_bytes)
-        self._counts, self._tell, self._clock = counts, tell, clock
+        self._counts, self._reporter, self._clock = counts, reporter, clock
         self._told: set[str] = set()
         self._lock = threading.Lock()  # protects opening and the pauses, not the content
         self._file_open: CacheFile | None = None
@@ -425,7 +426,7 @@ class BlockCache:
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._tell(text)
+            self._reporter.warn(text)
 
     def _now(self) -> int:
         return int((self._clock() - _EPOCH_SECONDS) * _TICKS) & 0xFFFFFFFF

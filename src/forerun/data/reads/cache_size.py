@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from forerun.config import schema
 from forerun.data.reads.block_cache import BlockCache, geometry_within, stored_geometry
 from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.source.identity import cache_folder
+from forerun.reporter import Reporter
 from forerun.storage.address import Address
 from forerun.units import Bytes
 
@@ -68,16 +68,16 @@ def bucket_cache(data: schema.Data) -> CacheSize | None:
     return cache_size(data) if data.store is not None and Address.of(data.store).is_bucket else None
 
 
-def job_cache(data: schema.Data, counts: ReadCounts, tell: Callable[[str], None]) -> BlockCache | None:
+def job_cache(data: schema.Data, counts: ReadCounts, reporter: Reporter) -> BlockCache | None:
     """Return the cache of a job, in the cache folder of this host; None if `data.cache_gib` is 0.
 
     Args:
       data: the data section of the job.
       counts: failures are added to it.
-      tell: called with a message for the user, once for each kind of failure.
+      reporter: receives a message for the user, once for each kind of failure.
     """
     size = cache_size(data)
-    return BlockCache(size.file, size.limit_bytes, counts, tell) if size.limit_bytes else None
+    return BlockCache(size.file, size.limit_bytes, counts, reporter) if size.limit_bytes else None
 
 
 def _free_bytes(file: Path) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 import cached_reads
 import pytest
 from cached_reads import CheckingCaller, StoredFile
+from recording_reporter import FailingReporter, RecordingReporter
 
 from forerun.data.blocks import BLOCK_BYTES
 from forerun.data.reads.block_cache import (
@@ -47,7 +48,7 @@ class Clock:
 
 
 def cache_at(file: Path, limit_bytes: int, clock: Clock | None = None) -> BlockCache:
-    return BlockCache(file, limit_bytes, ReadCounts(), pytest.fail, clock=clock or Clock())
+    return BlockCache(file, limit_bytes, ReadCounts(), FailingReporter(), clock=clock or Clock())
 
 
 def processes(*arguments: Sequence[object]) -> list[dict[str, object]]:
@@ -215,7 +216,9 @@ class World:
     def __init__(self, file: Path, limit_bytes: int = LIMIT) -> None:
         self.seconds = 1.8e9
         self.counts, self.told = ReadCounts(), list[str]()
-        self.cache = BlockCache(file, limit_bytes, self.counts, self.told.append, clock=lambda: self.seconds)
+        self.cache = BlockCache(
+            file, limit_bytes, self.counts, RecordingReporter(self.told), clock=lambda: self.seconds
+        )
         self.caller = CheckingCaller(self.cache, FILE)
 
     @property

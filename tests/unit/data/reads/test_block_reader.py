@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folder_stand_in import MemoryCache, StandIn, write_array
+from recording_reporter import RecordingReporter
 
 from forerun.data.reads import patient_reads
 from forerun.data.reads.block_cache import LINE_BYTES, BlockCache, stored_geometry
@@ -336,7 +337,7 @@ class Reader:
     def __init__(self, folder: Path, root: str) -> None:
         self.counts = ReadCounts()
         self.told: list[str] = []
-        cache = BlockCache(folder / "cache", 8 << 20, self.counts, self.told.append)
+        cache = BlockCache(folder / "cache", 8 << 20, self.counts, RecordingReporter(self.told))
         self.bucket = StandIn(folder / "bucket")
         reader = BlockReader(self.bucket, cache, self.counts, ReadMemory())
         self.array = BucketArray(reader, "unit/a.tokens", FEW_NUMBERS.dtype, len(FEW_NUMBERS), root)

@@ -166,9 +166,9 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, r
         from forerun.track.display.make_display import make_display
         from forerun.verbs.train import train_here
 
-        with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
+        with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as reporter:
             steps = range_of(args.profile) if args.profile else None
-            finished = train_here(loaded.job, display, fresh=args.fresh, worker=worker, profile=steps)
+            finished = train_here(loaded.job, reporter, fresh=args.fresh, worker=worker, profile=steps)
     if finished is None:
         return INTERRUPTED if interrupt.pressed() else STOPPED
     if worker.first and finished.state is not None:
@@ -196,7 +196,6 @@ def resumption(job: Job, *, fresh: bool = False) -> str:
 def _imports() -> None:
     """Import the modules that take most of the time between the start and the first step."""
     importlib.import_module("forerun.run.train")
-    importlib.import_module("forerun.track.display.display")
 
 
 def _tell(loaded: LoadedJob, finished: TrainResult) -> None:

@@ -17,6 +17,7 @@ from forerun.hardware.devices import choose
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.reporter import SILENT
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
@@ -24,7 +25,6 @@ from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
 from forerun.run.open_data import Placement, batches_of
 from forerun.run.run_devices import program_on
-from forerun.track.display.quiet import QuietDisplay
 from forerun.trained_model.base_weights import read_file_weights, require_matching_weights
 from forerun.verbs.job_files import prepared
 
@@ -98,7 +98,7 @@ class TrainingProgram:
 
     @cached_property
     def _step(self) -> CompiledStep:
-        return compile_step(self.program, QuietDisplay())
+        return compile_step(self.program, SILENT)
 
     @cached_property
     def _placement(self) -> Placement:

@@ -212,6 +212,6 @@ def opened(resolved: ResolvedJob) -> Corpus:
 @contextmanager
 def _progress() -> Iterator[OnProgress]:
     """Show progress on stderr, so that stdout has the result only."""
-    with make_display(sys.stderr) as display, display.phase("data") as phase:
+    with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
         yield progress_callback(phase)
         phase.detail = ""

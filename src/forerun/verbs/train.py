@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.config.schema import Job
+from forerun.reporter import Reporter
 from forerun.run.profiling.step_range import StepRange, range_of
 from forerun.run_folder.moved_run import require_run_in_place
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
@@ -19,7 +20,6 @@ from forerun.run_folder.stage_folder import run_of
 from forerun.storage.address import Address
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.supervise.run_lock import owned
-from forerun.track.display.display import Display
 from forerun.track.metrics import read_metrics
 from forerun.verbs.job_files import prepared
 from forerun.verbs.table import Table
@@ -94,7 +94,7 @@ def train(
     fresh: bool = False,
     take_over: bool = False,
     profile: str | None = None,
-    display: Display | None = None,
+    reporter: Reporter | None = None,
 ) -> Run:
     """Train a job in this process, from its newest checkpoint if it has one.
 
@@ -107,7 +107,7 @@ def train(
       fresh: start over. An earlier run of this name is renamed.
       take_over: train a run that another live process trains. The next save of that process fails.
       profile: steps to record with the JAX profiler, such as `"10:15"`, into the folder `profile` of the run.
-      display: receives the progress; default: a display that fits the notebook or the terminal.
+      reporter: receives the progress; default: a display that fits the notebook or the terminal.
 
     Returns:
       The run. `Run.finished` is False if it was asked to stop before its last step.
@@ -118,7 +118,7 @@ def train(
     job_file, job = None if isinstance(job, Job) else Path(job), prepared(job)
     if not fresh:
         require_run_in_place(job, job_file)
-    return train_in_place(job, fresh=fresh, take_over=take_over, profile=profile, display=display)
+    return train_in_place(job, fresh=fresh, take_over=take_over, profile=profile, reporter=reporter)
 
 
 def train_in_place(
@@ -127,14 +127,14 @@ def train_in_place(
     fresh: bool = False,
     take_over: bool = False,
     profile: str | None = None,
-    display: Display | None = None,
+    reporter: Reporter | None = None,
 ) -> Run:
     """Train a prepared job. See `train`. A run whose folder was moved is not noticed here."""
     steps = range_of(profile) if profile else None
     from forerun.track.display.make_display import make_display
 
     require_free_tpu_for(job.device, print)
-    with display or make_display(sys.stdout) as shown, run_lock(job, take_over=take_over, warn=shown.warn):
+    with reporter or make_display(sys.stdout) as shown, run_lock(job, take_over=take_over, warn=shown.warn):
         finished = train_here(job, shown, fresh=fresh, profile=steps)
     folder = folder_of(job).path
     return Run(folder, job, finished is not None, finished.sample if finished else "")
@@ -148,12 +148,12 @@ def run_lock(job: Job, *, take_over: bool, warn: Callable[[str], None]) -> Abstr
 
 
 def train_here(
-    job: Job, display: Display, *, fresh: bool, worker: Worker | None = None, profile: StepRange | None = None
+    job: Job, reporter: Reporter, *, fresh: bool, worker: Worker | None = None, profile: StepRange | None = None
 ) -> TrainResult | None:
     """Train in this process, under a lock that the caller holds. Return None if the run was asked to stop."""
     from forerun.run.train import train as train_run
 
-    return train_run(job, display, fresh=fresh, worker=worker, profile=profile)
+    return train_run(job, reporter, fresh=fresh, worker=worker, profile=profile)
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:

@@ -29,13 +29,13 @@ from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
 from forerun.program.recording import READ, Recording, build_recording, cache_settings_of, recording_shape
 from forerun.progress import TaskSpeed
+from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import require_positions
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import public_name, row_count, rows_digest
 from forerun.resolve.tokenizer_checks import require_same_tokenizer
 from forerun.run.compile.compile_step import use_cache
 from forerun.run.open_data import open_corpus_with_progress
-from forerun.track.display.display import Display
 from forerun.trained_model.base_weights import require_weights
 from forerun.trained_model.load_model import pretrained_params
 from forerun.units import Bytes, Count, Seconds, Usd
@@ -53,16 +53,16 @@ class Written:
     seconds: Seconds
 
 
-def cache(resolved: ResolvedJob, display: Display) -> Written:
+def cache(resolved: ResolvedJob, reporter: Reporter) -> Written:
     """Create the teacher cache of a job, or complete one that exists. Damaged shards are computed again."""
     job, folder = resolved.job, require_folder(resolved.job)
     use_cache()
     chosen = choose(job.device, job.devices)
-    display.say(f"device: {chosen.reason}")
+    reporter.info(f"device: {chosen.reason}")
     require_one_host()
 
     # Data and teacher: the rows that the student will see. Both models must have the same tokenizer.
-    corpus = open_corpus_with_progress(resolved, display)
+    corpus = open_corpus_with_progress(resolved, reporter)
     resolved = resolved.with_data(corpus)
     teacher = resolved.teacher
     assert teacher is not None, "`require_folder` rejects a job without a teacher"
@@ -70,14 +70,14 @@ def cache(resolved: ResolvedJob, display: Display) -> Written:
     require_positions(job.sequence, teacher)
     require_same_tokenizer(teacher, corpus.tokenizer)
     layout = layout_of(resolved, corpus)
-    display.say(f"cache: {described(layout)}, in {folder}")
+    reporter.info(f"cache: {described(layout)}, in {folder}")
 
     # Program and weights.
     require_one_slice(slice_count(chosen.devices), "this machine")
     program = build_recording(resolved, recording_shape(len(chosen.devices)), chosen.devices)
-    with display.phase("compile"):
+    with reporter.phase("compile"):
         run = compile_lowered(program.trace().lower(), program.compiler_options)
-    with display.phase("teacher", str(teacher.section.name)):
+    with reporter.phase("teacher", str(teacher.section.name)):
         params = pretrained_params(teacher, program.params)
         number = weights_number(program, params)
     identity = Identity(
@@ -86,11 +86,11 @@ def cache(resolved: ResolvedJob, display: Display) -> Written:
 
     # Shards: compute the missing ones in order.
     with alone_in(folder):
-        shards = opened(folder, identity, display)
+        shards = opened(folder, identity, reporter)
         began, missing = time.monotonic(), shards.missing
         if missing:
             said = Saying(run, params, program, corpus)
-            progress = CacheProgress(layout, missing, display)
+            progress = CacheProgress(layout, missing, reporter)
             progress.announce(said.at_a_time, said.measured_seconds(), chosen)
             for shard in missing:
                 shards.write(shard, (layout.packed(*row) for row in said.rows(layout.rows_of(shard), progress)))
@@ -150,7 +150,7 @@ def weights_number(program: Recording, params: Any) -> str:
         return f"{int(jax.jit(tree_fingerprint)(params)):08x}"
 
 
-def opened(folder: Path, identity: Identity, display: Display) -> TeacherShards:
+def opened(folder: Path, identity: Identity, reporter: Reporter) -> TeacherShards:
     """Open the existing shards. Damaged ones count as missing.
 
     Raises:
@@ -166,7 +166,7 @@ def opened(folder: Path, identity: Identity, display: Display) -> TeacherShards:
         )
     shards = found or TeacherShards(folder, identity)
     for shard in shards.forget_damaged():
-        display.warn(f"{shards.file(shard)} is damaged or missing: it is computed again")
+        reporter.warn(f"{shards.file(shard)} is damaged or missing: it is computed again")
     shards.require_disk_space()
     shards.begin()
     return shards
@@ -251,19 +251,19 @@ class Saying:
 class CacheProgress:
     """Reports the expected time and cost before the first shard, and the progress every few seconds."""
 
-    def __init__(self, layout: Layout, missing: list[int], display: Display) -> None:
-        self._layout, self._display = layout, display
+    def __init__(self, layout: Layout, missing: list[int], reporter: Reporter) -> None:
+        self._layout, self._reporter = layout, reporter
         self._rows = sum(len(layout.rows_of(shard)) for shard in missing)
         self._pace, self._said = TaskSpeed(self._rows), time.monotonic()
         done = layout.rows - self._rows
         if done:
-            display.say(f"cache: resumes, {done} of {layout.rows} rows are complete")
+            reporter.info(f"cache: resumes, {done} of {layout.rows} rows are complete")
 
     def announce(self, at_a_time: int, batch_seconds: float, chosen: DeviceChoice) -> None:
         """Print the expected time and cost of the missing rows."""
         seconds = batch_seconds * -(-self._rows // at_a_time)
         tokens = at_a_time * self._layout.sequence / batch_seconds
-        self._display.say(
+        self._reporter.info(
             f"cache: about {Seconds(seconds)} at {Count(round(tokens))} tokens/s, {price_of(chosen, seconds)}"
         )
         self._pace, self._said = TaskSpeed(self._rows), time.monotonic()
@@ -275,7 +275,7 @@ class CacheProgress:
         if now - self._said > SAY_SECONDS and self._pace.done < self._rows:
             self._said = now
             share, eta = self._pace.done / self._rows, self._pace.eta_seconds()
-            self._display.say(f"cache: {share:.0%} of {self._rows} rows, eta {eta}")
+            self._reporter.info(f"cache: {share:.0%} of {self._rows} rows, eta {eta}")
 
 
 def price_of(chosen: DeviceChoice, seconds: float) -> str:

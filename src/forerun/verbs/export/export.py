@@ -110,8 +110,8 @@ def cache_teacher(job: Job | str | os.PathLike[str]) -> TeacherCache:
 
     resolved = resolve_model(prepared(job))
     require_free_tpu_for(resolved.job.device, print)
-    with make_display(sys.stdout) as display:
-        return caching.cache(resolved, display)
+    with make_display(sys.stdout) as reporter:
+        return caching.cache(resolved, reporter)
 
 
 @dataclass(frozen=True)

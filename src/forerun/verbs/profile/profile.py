@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.config.schema import Job
+from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profiling.profile_summary import ProfileSummary
 from forerun.supervise.free_tpu import require_free_tpu_for
-from forerun.track.display.display import Display
 from forerun.verbs.job_files import prepared
 from forerun.verbs.table import Table
 
@@ -57,7 +57,7 @@ def profile(
     steps: int = 5,
     warmup: int = 3,
     to: str | os.PathLike[str] | None = None,
-    display: Display | None = None,
+    reporter: Reporter | None = None,
 ) -> Profile:
     """Run a few steps of a job on the devices of this machine and record them with the JAX profiler.
 
@@ -69,7 +69,7 @@ def profile(
       steps: number of steps to record.
       warmup: number of steps before the recording.
       to: the folder to write; default: `profiles/NAME`.
-      display: receives the progress; default: a display that fits the notebook or the terminal.
+      reporter: receives the progress; default: a display that fits the notebook or the terminal.
 
     Returns:
       The recording and its summary.
@@ -83,7 +83,7 @@ def profile(
     resolved = resolve_model(prepared(job))
     folder = Path("profiles") / resolved.job.name if to is None else Path(to)
     require_free_tpu_for(resolved.job.device, print)
-    with display or make_display(sys.stdout) as shown:
+    with reporter or make_display(sys.stdout) as shown:
         recorded = profile_steps(resolved, folder, shown, steps=steps, warmup=warmup)
     traces = sorted(recorded.session.glob("*.trace.json.gz"))
     return Profile(folder, traces[0] if traces else None, recorded.text, recorded.summary)

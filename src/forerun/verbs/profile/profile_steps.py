@@ -18,6 +18,7 @@ from forerun.data.read_ahead import read_ahead
 from forerun.files import atomic_write, require_writable_folder
 from forerun.hardware.devices import choose
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
@@ -30,7 +31,6 @@ from forerun.run.profiling.step_range import StepRange
 from forerun.run.run_devices import program_line, program_on
 from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import silent_worker
-from forerun.track.display.display import Display
 from forerun.trained_model.base_weights import read_file_weights, require_matching_weights
 
 
@@ -43,13 +43,13 @@ class RecordedSteps:
     text: str
 
 
-def profile_steps(resolved: ResolvedJob, folder: Path, display: Display, *, steps: int, warmup: int) -> RecordedSteps:
+def profile_steps(resolved: ResolvedJob, folder: Path, reporter: Reporter, *, steps: int, warmup: int) -> RecordedSteps:
     """Run `warmup` steps of a job, then record `steps` steps.
 
     Args:
       resolved: the job.
       folder: the folder to write the trace and its summary to.
-      display: shows the phases.
+      reporter: shows the phases.
       steps: number of steps to record.
       warmup: number of steps before. The first steps allocate memory, and are slower.
 
@@ -60,18 +60,18 @@ def profile_steps(resolved: ResolvedJob, folder: Path, display: Display, *, step
     use_cache()
     job = resolved.job
     chosen = choose(job.device, job.devices)
-    display.say(f"device: {chosen.reason}")
-    corpus = open_corpus_with_progress(resolved, display)
+    reporter.info(f"device: {chosen.reason}")
+    corpus = open_corpus_with_progress(resolved, reporter)
     resolved = resolved.with_data(corpus)
     require_matching_weights(resolved)
     corpus = with_teacher_targets(resolved, corpus)
-    program = program_on(resolved, chosen, corpus.rows.epoch, display.say)
-    display.say(program_line(resolved, program))
-    step = compile_step(program, display, job.name)
+    program = program_on(resolved, chosen, corpus.rows.epoch, reporter.info)
+    reporter.info(program_line(resolved, program))
+    step = compile_step(program, reporter, job.name)
     with tempfile.TemporaryDirectory(prefix="forerun-profile-") as scratch:
-        corpus = with_reference(resolved, program, corpus, RunFolder(Path(scratch)), display, silent_worker())
-    with display.phase("state"):
-        state = program.initial_state(job.seed, read_file_weights(resolved, program, tell=display.warn))
+        corpus = with_reference(resolved, program, corpus, RunFolder(Path(scratch)), reporter, silent_worker())
+    with reporter.phase("state"):
+        state = program.initial_state(job.seed, read_file_weights(resolved, program, tell=reporter.warn))
     batches, placement = batches_of(resolved, program, corpus), Placement(program.batch)
     recording = Recording(folder, on_cpu=jax.default_backend() == "cpu")
     recorded = StepRange(warmup + 1, warmup + steps)
@@ -80,10 +80,10 @@ def profile_steps(resolved: ResolvedJob, folder: Path, display: Display, *, step
             read_ahead(batches, corpus.reads, recorded.last, has_ledger=False) as source,
             Feed(source, placement, 0, recorded.last, ahead=job.data.prefetch) as feed,
         ):
-            with display.phase("warm-up") as phase:
+            with reporter.phase("warm-up") as phase:
                 state = _run(step, state, feed, warmup)
                 phase.detail = f"{warmup} steps"
-            with display.phase("record") as phase:
+            with reporter.phase("record") as phase:
                 recording.start()
                 _run(step, state, feed, steps, recording, recorded.first)
                 phase.detail = f"{steps} steps"

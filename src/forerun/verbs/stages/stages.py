@@ -18,7 +18,7 @@ from forerun.verbs.job_files import open_stages
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.track.display.display import Display
+    from forerun.reporter import Reporter
     from forerun.verbs.check.check import JobReport
     from forerun.verbs.plan.plan import Plan
     from forerun.verbs.train import Run
@@ -80,7 +80,7 @@ class Stages(Mapping[str, Job]):
         *,
         fresh: bool = False,
         take_over: bool = False,
-        display: Display | None = None,
+        reporter: Reporter | None = None,
     ) -> dict[str, Run]:
         """Train the stages in their order. Finished stages are skipped, and an interrupted stage is resumed.
 
@@ -88,7 +88,7 @@ class Stages(Mapping[str, Job]):
           stage: train only this stage; the stage before must be finished.
           fresh: start over. The earlier runs of this stage and of all later ones are renamed.
           take_over: train a run that another live process trains. The next save of that process fails.
-          display: receives the progress; default: a display that fits the notebook or the terminal.
+          reporter: receives the progress; default: a display that fits the notebook or the terminal.
 
         Returns:
           The runs of the stages that are finished or were trained, by name. The last one is not finished if it was
@@ -111,7 +111,7 @@ class Stages(Mapping[str, Job]):
             if job is None:
                 runs[one.name] = open_run(folder_of(one.job).path)
                 continue
-            runs[one.name] = train_in_place(job, take_over=take_over, display=display)
+            runs[one.name] = train_in_place(job, take_over=take_over, reporter=reporter)
             if not runs[one.name].finished:
                 break
         return runs

@@ -8,9 +8,8 @@ import threading
 
 import pytest
 
-from forerun.track.display.display import Display, StepView
+from forerun.reporter import HEARTBEAT_SECONDS, SILENT, LineReporter, Reporter, StepView
 from forerun.track.display.make_display import make_display
-from forerun.track.display.plain import HEARTBEAT_SECONDS, PlainDisplay
 
 
 class Clock:
@@ -46,20 +45,20 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 @pytest.fixture(params=["plain", "terminal"])
-def shown(request: pytest.FixtureRequest, terminal: Terminal) -> tuple[Display, io.StringIO, Clock]:
+def shown(request: pytest.FixtureRequest, terminal: Terminal) -> tuple[Reporter, io.StringIO, Clock]:
     stream = terminal if request.param == "terminal" else io.StringIO()
     clock = Clock()
     return make_display(stream, clock=clock), stream, clock
 
 
 def test_a_pipe_and_a_dumb_terminal_get_plain_lines(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
-    assert isinstance(make_display(io.StringIO()), PlainDisplay)
-    assert not isinstance(make_display(terminal), PlainDisplay)
+    assert isinstance(make_display(io.StringIO()), LineReporter)
+    assert not isinstance(make_display(terminal), LineReporter)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(make_display(terminal), PlainDisplay)
+    assert isinstance(make_display(terminal), LineReporter)
 
 
-def test_a_phase_ends_as_one_line_with_its_time(shown: tuple[Display, io.StringIO, Clock]) -> None:
+def test_a_phase_ends_as_one_line_with_its_time(shown: tuple[Reporter, io.StringIO, Clock]) -> None:
     display, stream, clock = shown
     with display, display.phase("compile", "for 8 devices") as phase:
         clock.now = 12.34
@@ -67,7 +66,7 @@ def test_a_phase_ends_as_one_line_with_its_time(shown: tuple[Display, io.StringI
     assert "compile 12.3 s  cache miss  program 3f2a" in screen(stream)[-1]
 
 
-def test_a_failed_phase_says_so_and_the_error_goes_on(shown: tuple[Display, io.StringIO, Clock]) -> None:
+def test_a_failed_phase_says_so_and_the_error_goes_on(shown: tuple[Reporter, io.StringIO, Clock]) -> None:
     display, stream, clock = shown
 
     def fail() -> None:
@@ -80,10 +79,10 @@ def test_a_failed_phase_says_so_and_the_error_goes_on(shown: tuple[Display, io.S
     assert "data failed after 2.0 s" in screen(stream)[-1]
 
 
-def test_texts_are_printed_as_they_stand(shown: tuple[Display, io.StringIO, Clock]) -> None:
+def test_texts_are_printed_as_they_stand(shown: tuple[Reporter, io.StringIO, Clock]) -> None:
     display, stream, _ = shown
     with display:
-        display.say("shape [bold]float32[4,8][/bold]")
+        display.info("shape [bold]float32[4,8][/bold]")
         display.warn("slow")
     assert screen(stream) == ["shape [bold]float32[4,8][/bold]", "warning: slow"]
 
@@ -177,18 +176,18 @@ class Intervals:
 
 
 @pytest.fixture
-def watched() -> tuple[PlainDisplay, io.StringIO, Clock, list[Intervals]]:
+def watched() -> tuple[LineReporter, io.StringIO, Clock, list[Intervals]]:
     stream, clock, made = io.StringIO(), Clock(), []
 
     def new_end() -> Intervals:
         made.append(Intervals(clock))
         return made[-1]
 
-    return PlainDisplay(stream, clock=clock, new_end=new_end), stream, clock, made
+    return LineReporter(stream, clock=clock, new_end=new_end), stream, clock, made
 
 
 def test_a_long_phase_prints_its_time_every_interval(
-    watched: tuple[PlainDisplay, io.StringIO, Clock, list[Intervals]],
+    watched: tuple[LineReporter, io.StringIO, Clock, list[Intervals]],
 ) -> None:
     display, stream, clock, made = watched
     with display.phase("compile") as phase:
@@ -206,7 +205,7 @@ def test_a_long_phase_prints_its_time_every_interval(
 
 
 def test_a_short_phase_prints_no_heartbeat_and_leaves_no_thread(
-    watched: tuple[PlainDisplay, io.StringIO, Clock, list[Intervals]],
+    watched: tuple[LineReporter, io.StringIO, Clock, list[Intervals]],
 ) -> None:
     display, stream, _, _ = watched
     before = threading.active_count()
@@ -216,7 +215,7 @@ def test_a_short_phase_prints_no_heartbeat_and_leaves_no_thread(
     assert len(stream.getvalue().splitlines()) == 2
 
 
-def test_a_phase_that_fails_ends_its_thread(watched: tuple[PlainDisplay, io.StringIO, Clock, list[Intervals]]) -> None:
+def test_a_phase_that_fails_ends_its_thread(watched: tuple[LineReporter, io.StringIO, Clock, list[Intervals]]) -> None:
     display, stream, _, made = watched
     before = threading.active_count()
 
@@ -229,3 +228,20 @@ def test_a_phase_that_fails_ends_its_thread(watched: tuple[PlainDisplay, io.Stri
         fail()
     assert threading.active_count() == before
     assert stream.getvalue().splitlines()[-1] == "state failed after 30.0 s"
+
+
+def test_progress_is_shown_on_the_stream_of_the_lines() -> None:
+    stream = io.StringIO()
+    with LineReporter(stream).progress("rows", 10, 4) as progress:
+        progress.update(10, "7 rows/s")
+    assert stream.getvalue().startswith("10/10 rows, 7 rows/s, ")
+
+
+def test_a_silent_reporter_accepts_everything() -> None:
+    with SILENT as reporter, reporter.phase("data", "of a job") as phase, reporter.progress("rows", 2) as progress:
+        phase.detail = "cache miss"
+        progress.update(1, "slow")
+        reporter.info("text")
+        reporter.warn("text")
+        reporter.step(view(1))
+    assert (phase.name, phase.detail) == ("data", "cache miss")

@@ -124,9 +124,7 @@ COMMANDS = {
     "hardware": Command(
         "forerun.cli.machine:hardware", "print the tables of chips, slices and prices", "forerun hardware slices"
     ),
-    "explain": Command(
-        "forerun.cli.machine:explain", "explain an error code and its fix", "forerun explain E-JOB-018"
-    ),
+    "explain": Command("forerun.cli.machine:explain", "explain an error code and its fix", "forerun explain E-JOB-018"),
     "schema": Command(
         "forerun.cli.machine:schema",
         "print the JSON Schema of a job, for editors",

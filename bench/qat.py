@@ -113,7 +113,7 @@ class Bench:
         resolved = resolved.with_data(corpus)
         job, program = resolved.job, program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
         state = program.initial_state(job.seed, read_file_weights(resolved, program))
-        look = Validation(resolved, program, corpus, self.display).look(0, state, silent_worker())
+        look = Validation(resolved, program, corpus, self.display).evaluate(0, state, silent_worker())
         assert look is not None
         return look.loss
 

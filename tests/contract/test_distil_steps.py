@@ -30,7 +30,7 @@ from forerun.run.train import TrainResult, train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.verbs.cache.write_cache import cache
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 pytestmark = pytest.mark.torch
 

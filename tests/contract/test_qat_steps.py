@@ -24,7 +24,7 @@ from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 pytestmark = pytest.mark.torch
 

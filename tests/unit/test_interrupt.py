@@ -252,7 +252,7 @@ def test_the_entry_point_handles_ctrl_c_before_it_imports_the_command(entry: str
 # Stops at the first import after the entry point: of the command line itself, or of its first command.
 SLOW_IMPORT = """
 import os, sys, time
-NAME = {"forerun": "forerun.cli.words", "forerun.cli.main": "forerun.cli.check"}[os.environ["SLOW"]]
+NAME = {"forerun": "forerun.cli.commands", "forerun.cli.main": "forerun.cli.check"}[os.environ["SLOW"]]
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == NAME:

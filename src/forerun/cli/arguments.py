@@ -18,9 +18,11 @@ import argparse
 import importlib
 import inspect
 import re
+import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from forerun.cli.parser import Parser
@@ -49,7 +51,7 @@ def options_of(*verbs: str, omit: tuple[str, ...] = ()) -> Callable[[Function], 
 def load_function(path: str) -> Callable[..., Any]:
     """Import the function `module:name`."""
     module, _, name = path.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    function: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
     return function
 
 
@@ -77,24 +79,27 @@ class Option:
 
 
 def options(function: Callable[..., Any]) -> list[Option]:
-    """Return the arguments of a function, and those of the verb behind its `**options`."""
-    return list(_options(function, {}))
+    """Return the arguments of a function, and those of the verbs behind its `**options`.
 
-
-def _options(function: Callable[..., Any], seen: dict[str, Any]) -> Iterator[Option]:
-    texts = argument_texts(function.__doc__ or "")
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            verbs, omit = _VERBS[function]
-            seen |= dict.fromkeys(omit)
-            for verb in verbs:
-                yield from _options(load_function(verb), seen)
-        elif parameter.name not in seen and parameter.name not in PYTHON_ONLY:
-            seen[parameter.name] = parameter
+    A parameter that the function repeats, for example to make it optional, has the help text of the verb.
+    """
+    verbs, omit = _VERBS.get(function, ((), ()))
+    sources = [function, *map(load_function, verbs)]
+    own_texts = argument_texts(function.__doc__ or "")
+    verb_texts: dict[str, str] = {}
+    for verb in sources[1:]:
+        verb_texts = argument_texts(verb.__doc__ or "") | verb_texts
+    found: dict[str, Option] = {}
+    for source in sources:
+        for name, parameter in inspect.signature(source).parameters.items():
+            if name in (*found, *omit, *PYTHON_ONLY) or parameter.kind is parameter.VAR_KEYWORD:
+                continue
             # Not `typing.get_type_hints`: a name that only type checkers import, such as a result, would fail.
-            annotation = eval(parameter.annotation, vars(inspect.getmodule(function)))
-            plain, value = _type_and_value(annotation)
-            yield Option(parameter, plain, value, texts.get(parameter.name, value.help))
+            plain, value = _type_and_value(eval(parameter.annotation, vars(sys.modules[source.__module__])))
+            found[name] = Option(parameter, plain, value, own_texts.get(name) or value.help or verb_texts.get(name, ""))
+    # The own options of the command come last: those of the verb matter more.
+    own = set(inspect.signature(function).parameters)
+    return sorted(found.values(), key=lambda option: option.parameter.name in own and not option.is_positional)
 
 
 def _type_and_value(annotation: Any) -> tuple[Any, Value]:
@@ -143,7 +148,7 @@ def _positional(option: Option) -> dict[str, Any]:
     parameter, plain = option.parameter, option.type
     is_list = option.value.parse is None and get_origin(plain) is not None and get_origin(plain) is not Literal
     if parameter.kind is parameter.VAR_POSITIONAL:
-        count = {"nargs": "*"}
+        count = {"nargs": "*", "default": []}
     elif parameter.default is not parameter.empty:
         count = {"nargs": "?"}
     else:
@@ -156,9 +161,7 @@ def _settings(option: Option) -> dict[str, Any]:
         return {"action": "store_false" if option.parameter.default is True else "store_true"}
     settings = _value(option)
     if option.value.is_repeatable:
-        settings["action"] = "append"
-    elif option.value.parse is comma_list:
-        settings["action"] = "extend"
+        settings["action"] = "extend" if option.value.parse is comma_list else "append"
     if option.value.without_value is not None:
         settings |= {"nargs": "?", "const": option.value.without_value}
     if option.parameter.default is option.parameter.empty:

@@ -122,7 +122,9 @@ COMMANDS = {
     ),
     "doctor": Command("forerun.cli.doctor:doctor", "find problems of this machine", "forerun doctor --smoke"),
     "hardware": Command(
-        "forerun.cli.machine:hardware", "print the tables of chips, slices and prices", "forerun hardware slices"
+        "forerun.verbs.machine:hardware_table",
+        "print the tables of chips, slices and prices",
+        "forerun hardware slices",
     ),
     "explain": Command("forerun.cli.machine:explain", "explain an error code and its fix", "forerun explain E-JOB-018"),
     "schema": Command(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from forerun.errors import UserError
+
 
 @dataclass(frozen=True)
 class Value:
@@ -19,7 +21,7 @@ class Value:
       help: the help text of a parameter that means the same in all commands, and needs no entry in `Args:`.
       option: the name of the option, if it is not that of the parameter: `no-cache` for `use_cache`.
       without_value: the value of the option if it is given without one.
-      is_repeatable: whether each use of the option adds one value to a list.
+      is_repeatable: whether each use of the option adds to the list, instead of replacing it.
       is_positional: whether a parameter with a default is an argument without an option name.
       group: options of one group exclude each other.
     """
@@ -77,6 +79,20 @@ def step_name(text: str) -> str:
     return text
 
 
+def mesh_sizes(text: str) -> tuple[int, int, int]:
+    """Return the sizes of the axes data, fsdp and tp."""
+    sizes = text.split("x")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise UserError(
+            "E-COMMAND-022",
+            f"--mesh {text} is not a mesh",
+            why="it is data x fsdp x tp, three numbers",
+            fix="such as --mesh 1x4x2",
+        )
+    data, fsdp, tp = map(int, sizes)
+    return data, fsdp, tp
+
+
 def _positive(text: str, mistake: str) -> float:
     try:
         value = float(text)
@@ -94,7 +110,10 @@ Count = Annotated[int, Value("N", count)]
 Dollars = Annotated[float, Value("USD", dollars)]
 Hours = Annotated[float, Value("H", hours)]
 StepName = Annotated[str | int, Value("STEP", step_name)]
-Names = Annotated[str | Sequence[str], Value("NAMES", comma_list)]
+Zone = Annotated[str, Value("ZONE")]
+Zones = Annotated[Sequence[str], Value("ZONES", comma_list)]
+Providers = Annotated[str | Sequence[str], Value("NAMES", comma_list, is_repeatable=True)]
+Slice = Annotated[str, Value("SLICE")]
 Slices = Annotated[str | Sequence[str], Value("SLICES", comma_list)]
 Texts = Annotated[Sequence[str], Value("TEXT", is_repeatable=True)]
 JobFile = Annotated[str, Value("JOB", help="job file in YAML")]

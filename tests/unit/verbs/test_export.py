@@ -18,8 +18,8 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.verbs.export import write_model as exporting
+from forerun.verbs.export.export import export
 from forerun.verbs.export.folder import reserved
-from forerun.verbs.export.write_model import export
 from forerun.weights_io import documents
 
 TEXT = "All work and no play makes a dull model; " * 60

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from forerun.reporter import Reporter
 from forerun.units import Bytes, Seconds, Usd
-from forerun.verbs.option_types import File, Names, Slices, Value
+from forerun.verbs.option_types import File, Providers, Slices, Zone
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
@@ -74,8 +74,9 @@ class TeacherCachePlan:
                 lines.append(idle)
             lines.append(f"{result.question.slice.name}: {_cost_text(result, cost)}")
         note = (
-            "before the first batch: start and compile as in forerun plan, and the teacher's files. Not counted: shards "
-            "are written while the teacher runs, so a slow disk costs time; on spot, a preemption and the wait after it"
+            "before the first batch: start and compile as in forerun plan, and the teacher's files. Not counted: "
+            "shards are written while the teacher runs, so a slow disk costs time; on spot, a preemption and the wait "
+            "after it"
         )
         return "\n".join([*lines, note])
 
@@ -98,8 +99,8 @@ def plan_teacher_cache(
     job: Job | str | os.PathLike[str],
     *,
     on: Slices,
-    zone: Annotated[str, Value("ZONE")] | None = None,
-    provider: Names = (),
+    zone: Zone | None = None,
+    provider: Providers = (),
     prices: File | None = None,
     progress: bool = True,
 ) -> TeacherCachePlan:

@@ -53,7 +53,7 @@ def export(
       merge: for a run with adapters: write the complete model instead of a PEFT folder
       dense: for a run with qat: write rounded weights as floats instead of integers
       gguf: also write a GGUF file and an Ollama Modelfile: f16, bf16, f32, q8_0, q5_0, q4_0 or q4_k_m (without a
-        value: q8_0); needs the extra `gguf`
+        value: q8_0); needs the extra gguf
       push: upload the folder to this repository of the hub; a new one is private
       public: allow that everyone can see the repository of `push`
       overwrite: replace the files of the repository of `push` if it has other content

@@ -10,7 +10,7 @@ from forerun.verbs.option_types import Count, Override, Project, Slice, Zones
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forerun.cloud.checks.cloud_need import CloudNeed
+    from forerun.cloud.cloud_checks import CloudNeed
     from forerun.config.load import LoadedJob
 
 
@@ -51,7 +51,7 @@ def doctor(
 
     if not cloud:
         return report.run(smoke=smoke, overrides=overrides)
-    from forerun.cloud.checks.cloud_checks import cloud_checks
+    from forerun.cloud.cloud_checks import cloud_checks
     from forerun.doctor.machine import Finding
     from forerun.exit_codes import USER_MISTAKE
 
@@ -67,7 +67,7 @@ def _need(
     overrides: Sequence[str], on: str | None, spot: bool, zones: tuple[str, ...], disk_gib: int | None
 ) -> CloudNeed:
     """Return what the job and the options need. Nothing is planned, so that the check takes seconds."""
-    from forerun.cloud.checks.cloud_need import CloudNeed
+    from forerun.cloud.cloud_checks import CloudNeed
     from forerun.cloud.compute.machine_types import is_machine_type, rented_name
     from forerun.hardware.slices import slice_named
     from forerun.verbs.job_files import open_job

@@ -34,7 +34,6 @@ def down(
       yes: do not ask before deleting
     """
     from forerun.cloud.record.read_entry import DamagedEntry
-    from forerun.cloud.view.known_runs import known_runs
     from forerun.cloud.view.project_state import list_resources, read_project
     from forerun.cloud.view.removal import (
         folders_of,
@@ -44,7 +43,7 @@ def down(
         snapshots_of,
         take_down,
     )
-    from forerun.cloud.view.run_location import is_address
+    from forerun.cloud.view.run_location import is_address, known_runs
 
     _require_one_choice(name, all)
     known = (name, *known_runs()) if name is not None and is_address(name) else known_runs()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from forerun.verbs.option_types import Count, Folder, Hours, JobFile, Name, Override, Slice, Value
 
 if TYPE_CHECKING:
-    from forerun.cloud.manifests.launch import Launch
+    from forerun.cloud.manifests import Launch
     from forerun.config.load import LoadedJob
 
 
@@ -39,7 +39,7 @@ def manifest(
       image: gke: name of the container image with forerun
       hours: gke, slurm: end a start of the job after this time
     """
-    from forerun.cloud.manifests.folder import launch_folder, require_shared_places
+    from forerun.cloud.manifests import launch_folder, require_shared_places
     from forerun.cloud.one_line import require_one_line
     from forerun.cloud.setup.job_files import job_files
     from forerun.verbs.job_files import open_job
@@ -66,7 +66,7 @@ def _launch(
     loaded: LoadedJob, scheduler: str, on: str | None, nodes: int | None, gpus: int | None, options: dict[str, Any]
 ) -> Launch:
     from forerun.cloud.compute.machine_types import several_slices_error
-    from forerun.cloud.manifests.launch import Launch
+    from forerun.cloud.manifests import Launch
     from forerun.config.load import dump
     from forerun.errors import UserError
     from forerun.hardware.slices import slice_named

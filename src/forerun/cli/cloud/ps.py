@@ -46,8 +46,8 @@ def ps(*, project: Project | None = None, all: bool = False, json: bool = False)
       all: also show resources that cost nothing, and ended runs
       json: print the list as JSON
     """
-    from forerun.cloud.view.known_runs import known_runs, remember_runs
     from forerun.cloud.view.project_state import read_project
+    from forerun.cloud.view.run_location import known_runs, remember_runs
     from forerun.cloud.view.run_rows import rows_of
 
     state = read_project(lambda: providers_of(project), known_runs(), time.time())

@@ -30,8 +30,8 @@ def outline(options: RunOptions, loaded: LoadedJob, overrides: Sequence[str]) ->
     Raises:
       UserError: The job has no bucket, no slice fits, no price is known, or the cap is too small.
     """
-    from forerun.cloud.compute.keeper_machine import KEEPER_USD_PER_HOUR
     from forerun.cloud.control.offers import is_gpu_machine
+    from forerun.cloud.keeper.keeper_start import KEEPER_USD_PER_HOUR
     from forerun.cloud.labels import run_label
     from forerun.cloud.record.entries import CloudRun
 
@@ -177,7 +177,7 @@ def _offers(options: RunOptions, names: Sequence[str], rows: dict[str, dict[str,
     elif options.reservation:
         capacity = "reservation"
     if names[0].startswith(SSH):
-        from forerun.cloud.ssh.machines import machine_option
+        from forerun.cloud.ssh.ssh_provider import machine_option
 
         return [machine_option(names[0].removeprefix(SSH))]
     return [
@@ -237,7 +237,7 @@ def _cap(options: RunOptions, offers: Sequence[Option]) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    from forerun.cloud.setup.planned_wheel import WHEEL, keep_wheel
+    from forerun.cloud.setup.wheel import WHEEL, keep_wheel
 
     found = {"python": platform.python_version(), WHEEL: keep_wheel()}
     for name in ("forerun", "jax", "jaxlib", "libtpu"):

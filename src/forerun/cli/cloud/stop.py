@@ -27,8 +27,7 @@ def stop(name: str, *, no_wait: bool = False, project: Project | None = None) ->
     Args:
       no_wait: end when the stop is requested, before it is done
     """
-    from forerun.cloud.control.controller import Controller
-    from forerun.cloud.control.lease import holder_name
+    from forerun.cloud.control.controller import Controller, holder_name
     from forerun.cloud.control.ledger import ledger_of
     from forerun.cloud.record.entries import StopEntry
     from forerun.cloud.record.read_entry import require_undamaged

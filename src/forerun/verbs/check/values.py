@@ -154,8 +154,7 @@ THIS_MACHINE = "this machine"
 
 def place_here(job: Job, warn: Callable[[str], None]) -> Place:
     """Return the devices of this machine that the job would use."""
-    from forerun.hardware.cpu_devices import CpuWithoutJax
-    from forerun.hardware.devices import choose
+    from forerun.hardware.devices import CpuWithoutJax, choose
     from forerun.hardware.slices import slice_count
 
     chosen = choose(job.device, job.devices, CpuWithoutJax())

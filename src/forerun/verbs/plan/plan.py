@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from forerun.config.schema import Job
-    from forerun.hardware.storage_table import StorageReads
+    from forerun.hardware.object_storage import StorageReads
     from forerun.planner.compile.fit_result import FitResult
     from forerun.planner.compile.request import Impossible
     from forerun.planner.cost.job_cost import Tariff
@@ -145,7 +145,7 @@ class Plan:
 
     def print(self, console: Console) -> None:
         """Print the table, as wide as the console allows."""
-        from forerun.hardware.storage_table import storage_table
+        from forerun.hardware.object_storage import storage_table
         from forerun.planner.report.table import print_table
 
         print_table(console, self._results, self.title, self._tariff, self.notes, self._impossible)

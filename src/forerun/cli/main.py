@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
@@ -16,6 +17,7 @@ from forerun.config.protocols import check_options
 from forerun.errors import DISK_ERRORS, StorageError, UserError, did_you_mean
 from forerun.exit_codes import INTERRUPTED, OUR_BUG, PIPE_CLOSED
 from forerun.memory_limit import out_of_memory, require_address_space
+from forerun.reporter import LineReporter
 from forerun.safe_text import clean, raw_stream, safe_streams
 from forerun.units import KIB
 
@@ -115,7 +117,10 @@ def _run(arguments: list[str]) -> int:
     check_options(values)
     require_address_space(ADDRESS_SPACE_BYTES.get(name, 0), f"forerun {name}")
     values.pop("debug", None)
-    result = call(load_function(commands.COMMANDS[name].function), values)
+    function = load_function(commands.COMMANDS[name].function)
+    if "reporter" in inspect.signature(function).parameters:
+        values["reporter"] = LineReporter(sys.stderr)  # stdout has the result only
+    result = call(function, values)
     if isinstance(result, int):  # of a function in `cli`, which has printed its result
         return result
     print(result)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from error_assertions import assert_error
+from recorded_messages import RecordedMessages
 from safetensors.numpy import load_file, save_file
 
 from forerun.cli.main import main
@@ -182,8 +183,9 @@ def test_changed_source_is_reported_by_export_and_by_every_user_of_it(
 ) -> None:
     shutil.copytree(place / "job", tmp_path / "changed")
     (tmp_path / "changed" / "exported_sizes.py").write_text("WIDTH = 8  # as before\n")
-    said: list[str] = []
-    export(str(run), str(tmp_path / "out"), code=str(tmp_path / "changed"), say=said.append)
+    reporter = RecordedMessages()
+    said = reporter.texts
+    export(str(run), str(tmp_path / "out"), code=str(tmp_path / "changed"), reporter=reporter)
     forget()
     assert [line for line in said if "exported_sizes.py" in line and "exported_net" not in line]
     config = json.loads((tmp_path / "out" / "config.json").read_text())

@@ -6,22 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from recorded_messages import RecordedMessages
 
 from forerun.report.run_record import read_lines
-from forerun.reporter import SILENT, Reporter
+from forerun.reporter import SILENT
 from forerun.run_folder.run_folder import RunFolder
 from forerun.verbs.export.export import record_export
 from forerun.verbs.export.result import Export
-
-
-class Warnings(Reporter):
-    """Collects the warnings."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.fixture
@@ -34,7 +25,7 @@ def exported(tmp_path: Path) -> Export:
 
 
 def test_each_export_is_a_line(tmp_path: Path, exported: Export) -> None:
-    run, reporter = RunFolder(tmp_path), Warnings()
+    run, reporter = RunFolder(tmp_path), RecordedMessages()
     record_export(run, exported, reporter)
     record_export(run, Export(exported.folder, "proof", is_adapter=True, step=80), reporter)
     rows = read_lines(tmp_path / "exports.jsonl")
@@ -43,15 +34,15 @@ def test_each_export_is_a_line(tmp_path: Path, exported: Export) -> None:
         (80, "PEFT adapter", 42),
     ]
     assert rows[0]["folder"] == str(exported.folder)
-    assert reporter.texts == []
+    assert reporter.warnings == []
 
 
 def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, exported: Export) -> None:
-    reporter = Warnings()
+    reporter = RecordedMessages()
     (tmp_path / "exports.jsonl").mkdir()
     record_export(RunFolder(tmp_path), exported, reporter)
-    assert len(reporter.texts) == 1
-    assert str(tmp_path / "exports.jsonl") in reporter.texts[0]
+    assert len(reporter.warnings) == 1
+    assert str(tmp_path / "exports.jsonl") in reporter.warnings[0]
 
 
 def test_a_line_is_json_with_a_time(tmp_path: Path, exported: Export) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from forerun.cli.arguments import options_of
 from forerun.cli.model_options import LOAD_MODEL, take_options
 from forerun.errors import UserError
-from forerun.progress import ProgressBar
+from forerun.reporter import SILENT, Reporter
 from forerun.safe_text import redact
 from forerun.verbs.option_types import Value, comma_list
 
@@ -26,6 +26,7 @@ def evaluate(
     data: Annotated[str, Value("PATH")] | None = None,
     tasks: Annotated[Sequence[str], Value("TASKS", comma_list)] = (),
     json: bool = False,
+    reporter: Reporter = SILENT,
     **options: Any,
 ) -> int:
     """Measure a model on held-out text, on tasks, or on both.
@@ -33,6 +34,7 @@ def evaluate(
     Args:
       data: file or folder with held-out text, for loss, perplexity and bits per byte
       json: print the results as JSON
+      reporter: shows the progress
     """
     from forerun.verbs.language_model.language_model import load_model
 
@@ -44,15 +46,13 @@ def evaluate(
     print(model.description.replace(model.name, f"{model.name}{step}", 1), file=sys.stderr, flush=True)
     if data:
         sizes = {name: options[name] for name in ("context", "rows") if name in options}
-        with ProgressBar("rows") as bar:
-            evaluation = model.evaluate(data, progress=bar, **sizes)
+        evaluation = model.evaluate(data, reporter=reporter, **sizes)
         answer["data"] = {"path": redact(data), **asdict(evaluation)}
         if not json:
             print(f"{redact(data)}: {evaluation}")
     if tasks:
         options["context"] = options.get("context") or model.longest_context
-        with ProgressBar("requests") as bar:
-            results = model.evaluate_tasks(tasks, progress=bar, **options)
+        results = model.evaluate_tasks(tasks, reporter=reporter, **options)
         answer["tasks"] = results.values | {"context": options["context"]}
         if not json:
             print(results.table)

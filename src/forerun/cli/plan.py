@@ -117,7 +117,7 @@ def _search(resolved: ResolvedJob, as_json: bool, options: dict[str, Any], limit
     print_warnings(resolved)
     resolved, use_cache = with_steps(resolved), options.get("use_cache", True)
     compiler = SliceCompiler(use_cache=use_cache, calibrate=options.get("calibrate", ()), quiet=as_json)
-    compiler.announce(f"the run starts with {resolved.starting_weights}")
+    compiler.reporter.info(f"the run starts with {resolved.starting_weights}")
     return run_search(
         resolved,
         goal=options.get("goal", "balanced"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from forerun import interrupt
 from forerun.cli.arguments import options_of
 from forerun.exit_codes import INTERRUPTED, STOPPED
+from forerun.reporter import LineReporter
 from forerun.verbs.option_types import JobFile, Value
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def sweep(
         with interrupt.cooperating(lambda seconds: stops.stop(signal.SIGINT)):
             results = train(
                 prepared,
-                lambda text: print(text, flush=True),
+                LineReporter(sys.stdout),
                 stop_on_failure=stop_on_failure,
                 on_runner=stops.use,
             )

@@ -25,7 +25,6 @@ from forerun.models.plugin import use_job_folder
 from forerun.reporter import LineReporter
 from forerun.run.profiling.step_range import range_of
 from forerun.units import Count, Seconds
-from forerun.verbs.job_files import warn
 from forerun.verbs.option_types import File, JobFile, Name, Override, Value
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ class TrainCommand:
         is_supervised = self.supervise or self.host or self.leader or hosts.count > 1
         lock: AbstractContextManager[None] = nullcontext()
         if not is_supervised or hosts.leads:  # host 0 holds the lock for all hosts
-            lock = run_lock(loaded.job, take_over=self.take_over, warn=warn)
+            lock = run_lock(loaded.job, take_over=self.take_over, reporter=LineReporter(sys.stderr))
         with lock:
             return self._supervise(loaded, hosts, options) if is_supervised else self.train(loaded, worker, ready)
 
@@ -168,7 +167,7 @@ class TrainCommand:
 
         use_job_folder(loaded.path.parent)
         if worker is None or worker.is_alone:
-            require_free_tpu_for(loaded.job.device, print)
+            require_free_tpu_for(loaded.job.device, LineReporter(sys.stdout))
             worker = worker or alone()
             interrupt.set_report(lambda: resumption(loaded.job, fresh=self.fresh))
         with worker.exit_on_failure(lambda error: told(error, sys.argv[1:])):
@@ -206,7 +205,7 @@ class TrainCommand:
         require_usable(loaded.job)
         if self.fresh and hosts.leads:
             rename_existing_run(loaded.job)
-        command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", self.path, *self.overrides, *options]
+        command = [sys.executable, "-P", "-m", "forerun", "train", self.path, *self.overrides, *options]
         command += ["--profile", self.profile] if self.profile else []
         content = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
         mesh = loaded.job.mesh

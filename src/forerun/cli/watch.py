@@ -10,6 +10,7 @@ from typing import Annotated
 from forerun import interrupt
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
+from forerun.reporter import LineReporter
 from forerun.verbs.option_types import Value, port_number
 
 
@@ -49,13 +50,13 @@ def watch(
         return 0
     end = Event()
     with interrupt.cooperating(lambda seconds: end.set()):
-        wait_for_start(reader, end, lambda text: print(text, file=sys.stderr, flush=True))
+        wait_for_start(reader, end, LineReporter(sys.stderr))
         if end.is_set():
             return INTERRUPTED
         if web:
             from forerun.watch.web.server import serve
 
-            serve(reader, port or 0, end, lambda text: print(text, flush=True))
+            serve(reader, port or 0, end, LineReporter(sys.stdout))
         elif sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
             show_live(reader, SafeConsole(), end)
         else:

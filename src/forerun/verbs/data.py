@@ -8,19 +8,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.errors import UserError
 from forerun.files import write_output
-from forerun.verbs.job_files import prepared, warn
+from forerun.reporter import LineReporter, Phase
+from forerun.verbs.job_files import prepared
 from forerun.verbs.option_types import Count
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.console import SafeConsole
-    from forerun.data.corpus import Corpus, OnProgress
+    from forerun.data.corpus import Corpus
     from forerun.data.inspect.corpus_report import CorpusReport
     from forerun.data.tokens.engines.engine import StartEngine
     from forerun.resolve.resolved_job import ResolvedJob
@@ -123,9 +123,8 @@ def tokenize_data(
         for name, part in job.data.parts.items():
             source = open_source(part)
             recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
-            with _progress() as progress:
-                report = partial(progress, name)
-                folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
+            with _data_phase() as phase:
+                folder = tokenize(source, recipe, job.data, shard=shard, name=name, phase=phase, engine=engine)
             done[name] = folder.location, is_complete(folder)
     return done
 
@@ -207,7 +206,7 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     resolved, file = resolve_model(prepared(job)), Path(ledger)
     corpus = opened(resolved)
     for text in corpus.warnings:
-        warn(text)
+        LineReporter(sys.stderr).warn(text)
     batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
     steps = examples = skipped = 0
     for step, found, why in drawn(file):
@@ -232,16 +231,15 @@ def opened(resolved: ResolvedJob) -> Corpus:
     """Open the data of a job, and show the progress of tokenizing."""
     from forerun.resolve.job_corpus import open_corpus
 
-    with _progress() as progress:
-        return open_corpus(resolved, progress)
+    with _data_phase() as phase:
+        return open_corpus(resolved, phase)
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Show progress on stderr, so that stdout has the result only."""
-    from forerun.run.open_data import progress_callback
+def _data_phase() -> Iterator[Phase]:
+    """Show a phase on stderr, so that stdout has the result only."""
     from forerun.track.display.make_display import make_display
 
     with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
-        yield progress_callback(phase)
+        yield phase
         phase.detail = ""

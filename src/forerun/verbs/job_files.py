@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,11 +89,6 @@ def prepared(job: Job | str | os.PathLike[str]) -> Job:
         return load_job(job)
     use_job_folder(_folder_of_job[id(job)] if id(job) in _folder_of_job else _only_folder(job))
     return with_absolute_paths(job)
-
-
-def warn(text: str) -> None:
-    """Print a warning to stderr, so that stdout has the result only."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _only_folder(job: Job) -> Path | None:

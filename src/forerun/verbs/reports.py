@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from forerun.files import write_output
+from forerun.reporter import LineReporter
 from forerun.verbs.option_types import Value
 from forerun.verbs.table import Table
 
@@ -158,7 +159,7 @@ def compare_runs(*locations: str | os.PathLike[str]) -> RunComparison:
 def _read(location: str | os.PathLike[str]) -> RunRecord:
     from forerun.report.run_record import read_run
 
-    return read_run(os.fspath(location), lambda text: print(text, file=sys.stderr))
+    return read_run(os.fspath(location), LineReporter(sys.stderr))
 
 
 def _text(shown: RunReport | RunComparison) -> str:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from recorded_messages import RecordedMessages
+from recording_reporter import RecordingReporter
 
 from forerun.report.run_record import read_lines
 from forerun.reporter import SILENT
@@ -25,7 +25,7 @@ def exported(tmp_path: Path) -> Export:
 
 
 def test_each_export_is_a_line(tmp_path: Path, exported: Export) -> None:
-    run, reporter = RunFolder(tmp_path), RecordedMessages()
+    run, reporter = RunFolder(tmp_path), RecordingReporter()
     record_export(run, exported, reporter)
     record_export(run, Export(exported.folder, "proof", is_adapter=True, step=80), reporter)
     rows = read_lines(tmp_path / "exports.jsonl")
@@ -38,7 +38,7 @@ def test_each_export_is_a_line(tmp_path: Path, exported: Export) -> None:
 
 
 def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, exported: Export) -> None:
-    reporter = RecordedMessages()
+    reporter = RecordingReporter()
     (tmp_path / "exports.jsonl").mkdir()
     record_export(RunFolder(tmp_path), exported, reporter)
     assert len(reporter.warnings) == 1

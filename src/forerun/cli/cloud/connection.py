@@ -33,11 +33,6 @@ def files_of(name: str, project: str | None) -> RunFiles:
     return find_run(name, lambda: providers_of(project))
 
 
-def tell(text: str) -> None:
-    """Print a line about the command itself, apart from its output."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def agrees(question: str, *, yes: bool) -> bool:
     """Return whether the user agrees. Without a terminal, only `--yes` agrees."""
     from forerun.errors import UserError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forerun.cli.cloud.connection import providers_of, tell
+from forerun.cli.cloud.connection import providers_of
+from forerun.reporter import LineReporter
 from forerun.verbs.option_types import Project
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def ps(*, project: Project | None = None, all: bool = False, json: bool = False)
     else:
         _print(rows, state, all_runs=all)
     for error in state.errors[1:]:
-        tell(f"warning: {error.what} [{error.code}]")
+        LineReporter(sys.stderr).warn(f"{error.what} [{error.code}]")
     if state.errors:
         raise state.errors[0]  # the list above is incomplete
     return 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from forerun.cli.arguments import options_of
-from forerun.cli.cloud.connection import files_of, providers_of_run, tell
+from forerun.cli.cloud.connection import files_of, providers_of_run
+from forerun.reporter import LineReporter
 from forerun.verbs.option_types import Project
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def stop(name: str, *, no_wait: bool = False, project: Project | None = None) ->
         return 0
     providers = providers_of_run(project, snapshot)
     files.request_stop(StopEntry(cloud_time(tuple(providers.values()), time.time()), REASON))
-    tell("stop requested: the hosts save a checkpoint, then the slice is deleted")
+    LineReporter(sys.stderr).info("stop requested: the hosts save a checkpoint, then the slice is deleted")
     if no_wait:
         print("forerun ps shows the slice until it is deleted")
         return 0
@@ -111,5 +113,5 @@ class StopDisplay:
 
     def _tell(self, text: str) -> None:
         if text != self._last:
-            tell(text)
+            LineReporter(sys.stderr).info(text)
         self._last = text

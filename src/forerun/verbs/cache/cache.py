@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forerun.reporter import Reporter
+from forerun.reporter import LineReporter, Reporter
 from forerun.units import Bytes, Seconds, Usd
 from forerun.verbs.option_types import File, Providers, Slices, Zone
 
@@ -41,7 +41,7 @@ def cache_teacher(job: Job | str | os.PathLike[str], *, reporter: Reporter | Non
     from forerun.verbs.job_files import prepared
 
     resolved = resolve_model(prepared(job))
-    require_free_tpu_for(resolved.job.device, print)
+    require_free_tpu_for(resolved.job.device, LineReporter(sys.stdout))
     with reporter or make_display(sys.stdout) as display:
         return write_cache(resolved, display)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 from forerun.safe_text import clean, printable, raw_stream
 from forerun.verbs.check.values import (
     Group,
@@ -23,7 +24,7 @@ from forerun.verbs.check.values import (
     place_here,
     place_on,
 )
-from forerun.verbs.job_files import open_job, prepared, warn
+from forerun.verbs.job_files import open_job, prepared
 from forerun.verbs.option_types import Slice
 from forerun.verbs.table import Table
 
@@ -130,13 +131,15 @@ def check_loaded(loaded: LoadedJob, on: str | None = None, base: ModelOutline | 
     from forerun.methods.job_warnings import warnings_of
     from forerun.resolve.resolve_model import resolve_model
 
+    reporter = LineReporter(sys.stderr)  # stdout has the result only
+    reporter = LineReporter(sys.stderr)  # stdout has the result only
     slice_place = place_on(on, loaded.job) if on else None
     resolved = resolve_model(loaded.job, base)
     applied = model_values(resolved)
     for text in warnings_of(resolved):
-        warn(text)
+        reporter.warn(text)
     try:
-        outcome = outcome_of(resolved, slice_place or place_here(loaded.job, warn), warn)
+        outcome = outcome_of(resolved, slice_place or place_here(loaded.job, reporter), reporter)
     except UserError as error:
         return JobReport(loaded.job, tuple(job_groups(loaded, applied)), error)
     applied |= derived_values(loaded.job, outcome)

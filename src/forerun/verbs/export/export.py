@@ -94,7 +94,7 @@ def export(
         return exported
     _require_public_base(exported.folder)
     message = f"Upload {exported.folder.name}, exported by forerun"
-    pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, say=reporter.info)
+    pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, reporter=reporter)
     return replace(exported, upload=pushed)
 
 
@@ -116,7 +116,7 @@ def _upload_folder(run: RunFolder, form: ExportForm, push: str | None, reporter:
             why="neither --to nor --push was given",
             fix="add --to FOLDER, or --push owner/name to upload the model to the hub",
         )
-    job = require_run(run, reporter.warn)
+    job = require_run(run, reporter)
     words = [form.dtype, "merged" if form.merge else None, "dense" if form.dense else None, form.gguf]
     step = chosen_step(run.checkpoints(job), str(form.step))
     return run.path / UPLOADS / "-".join(["step", str(step), *filter(None, words)])

@@ -63,7 +63,7 @@ def add_gguf(folder: Path, job: Job, kind: str, reporter: Reporter) -> GgufExpor
         int(tokenizer.eos),
     )
     path = folder / f"{job.name}-{kind.upper()}.gguf"
-    written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, say=reporter.info)
+    written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, reporter=reporter)
     notes = list(written.notes)
     template = None if form is None else turn_format(form.template, form.special)
     if form is None:

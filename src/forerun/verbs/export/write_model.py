@@ -75,9 +75,9 @@ def write_export(
       code: the folder with the run's custom model class, if it has moved since the training.
       reporter: receives a line for each part of the work.
     """
-    resolved = ResolvedJob(require_run(run, reporter.warn))
+    resolved = ResolvedJob(require_run(run, reporter))
     with reserved(target):
-        use_code_of(str(run.path), run, resolved.job, code, reporter.warn)
+        use_code_of(str(run.path), run, resolved.job, code, reporter)
         if form.gguf is not None:
             require_gguf_form(resolved, form.gguf, form.merge)
         if resolved.model_facts.is_plugin:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.errors import UserError
+from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.units import Count as TokenCount
-from forerun.verbs.job_files import warn
 from forerun.verbs.option_types import Count, Folder, Texts, Value, comma_list, count, mesh_sizes
 
 if TYPE_CHECKING:
-    from forerun.evaluate.scoring import OnProgress
     from forerun.generate.engine import Engine, Settings
     from forerun.generate.writing import Answer, TextGeneration
     from forerun.trained_model.load_model import LoadedModel
@@ -97,7 +97,9 @@ class LanguageModel:
             loaded = self._loaded
             if not capabilities_of(loaded.model).has_cache:
                 name = type(loaded.model).__name__
-                warn(f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow")
+                LineReporter(sys.stderr).warn(
+                    f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow"
+                )
             self._engine = Engine(
                 loaded.model,
                 loaded.params,
@@ -163,7 +165,7 @@ class LanguageModel:
         *,
         context: int | None = None,
         rows: int = 8,
-        progress: OnProgress | None = None,
+        reporter: Reporter = SILENT,
     ) -> Evaluation:
         """Measure the loss on held-out text.
 
@@ -171,12 +173,12 @@ class LanguageModel:
           data: file or folder with held-out text
           context: number of tokens in a row; default: the model's longest, but at most 2048
           rows: number of rows that are computed together
-          progress: called with the number of finished rows and of all rows
+          reporter: shows the number of finished rows
         """
         from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_text
 
         context = context or min(self.longest_context, USUAL_CONTEXT)
-        report = evaluate_text(self._with_weights(), data, context=context, rows=rows, progress=progress)
+        report = evaluate_text(self._with_weights(), data, context=context, rows=rows, reporter=reporter)
         found = report.result
         return Evaluation(
             loss=found.loss,
@@ -196,7 +198,7 @@ class LanguageModel:
         rows: Annotated[int, Value("N", count, option="batch")] = 8,
         limit: Count | None = None,
         chat: bool = False,
-        progress: OnProgress | None = None,
+        reporter: Reporter = SILENT,
     ) -> Any:
         """Run tasks of lm-eval and return their results. The `eval` extra must be installed.
 
@@ -206,7 +208,7 @@ class LanguageModel:
           rows: rows that are computed together
           limit: with `tasks`: only the first N examples of each task
           chat: with `tasks`: use the chat template of the model
-          progress: called with the number of finished requests and of all requests
+          reporter: shows the number of finished requests
 
         Returns:
           An object with `values`, the results by task, and `table`, the table of lm-eval as text.
@@ -220,7 +222,7 @@ class LanguageModel:
             rows=rows,
             limit=limit,
             chat=chat,
-            progress=progress,
+            reporter=reporter,
         )
 
     @property
@@ -348,6 +350,6 @@ def load_model(
         mesh=None if mesh is None else MeshShape(*mesh),
         dtype=dtype,
         code=None if code is None else os.fspath(code),
-        tell=warn,
+        reporter=LineReporter(sys.stderr),
     )
     return LanguageModel(load, os.fspath(source), revision)

@@ -81,7 +81,7 @@ class Plan:
 
         if not self.fits:
             near = nearest(self._results)
-            self._compiler.announce(f"compiling changes that could make the job fit {near.question.slice.name}")
+            self._compiler.reporter.info(f"compiling changes that could make the job fit {near.question.slice.name}")
             raise does_not_fit(self._results, verified(near, self._compiler.compile))
         if self._tariff.max_usd is not None and (error := over_budget(self._results, self._tariff)):
             raise error

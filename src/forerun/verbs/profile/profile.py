@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.reporter import Reporter
+from forerun.reporter import LineReporter, Reporter
 from forerun.verbs.job_files import prepared
 from forerun.verbs.option_types import Count, Folder
 from forerun.verbs.table import Table
@@ -90,7 +90,7 @@ def profile(
 
     resolved = resolve_model(prepared(job))
     folder = Path("profiles") / resolved.job.name if to is None else Path(to)
-    require_free_tpu_for(resolved.job.device, print)
+    require_free_tpu_for(resolved.job.device, LineReporter(sys.stdout))
     with reporter or make_display(sys.stdout) as shown:
         recorded = profile_steps(resolved, folder, shown, steps=steps, warmup=warmup)
     traces = sorted(recorded.session.glob("*.trace.json.gz"))

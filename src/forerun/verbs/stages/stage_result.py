@@ -19,7 +19,7 @@ from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.errors import UserError
 from forerun.files import atomic_write
-from forerun.reporter import Reporter
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.finished_run import finished_summary
 from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
@@ -67,7 +67,7 @@ def has_begun(job: Job) -> bool:
 
 def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, reporter: Reporter) -> None:
     """Write the result of a finished stage, and replace an older one."""
-    if earlier is None or finished_summary(_with_steps(resolve_stage(before), earlier), lambda text: None) is None:
+    if earlier is None or finished_summary(_with_steps(resolve_stage(before), earlier), SILENT) is None:
         raise UserError(
             "E-RUN-061",
             f"stage {stage.name} starts with the result of stage {before.name}, which is not finished",

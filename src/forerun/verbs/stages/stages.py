@@ -225,12 +225,11 @@ def begin_stages(stages: Sequence[Stage], first: Stage, *, fresh: bool, take_ove
     """Write the list of stages for `runs/NAME`. With `fresh`, rename the runs of `first` and all later stages."""
     from forerun.run_folder.run_folder import rename_existing_run
     from forerun.run_folder.stage_folder import write_stage_names
-    from forerun.verbs.job_files import warn
     from forerun.verbs.train import run_lock
 
     if fresh:
         for stage in stages[list(stages).index(first) :]:
-            with run_lock(stage.job, take_over=take_over, warn=warn):
+            with run_lock(stage.job, take_over=take_over, reporter=LineReporter(sys.stderr)):
                 rename_existing_run(stage.job)
     write_stage_names(stages)
 
@@ -249,7 +248,7 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, reporter: Reporter) ->
     position = list(stages).index(stage)
     reporter.info(f"\nstage {stage.name}, {position + 1} of {len(stages)}: {stage.start_text}")
     choose(stage.job.device, stage.job.devices)  # jax opens only the devices of the job
-    if stage.job.steps is not None and finished_summary(resolve_stage(stage), reporter.info) is not None:
+    if stage.job.steps is not None and finished_summary(resolve_stage(stage), reporter) is not None:
         return None
     require_unused(stage, stages[position + 1] if position + 1 < len(stages) else None)
     return ready_job(stage, reporter)

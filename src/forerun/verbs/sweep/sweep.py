@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from forerun.files import atomic_write
+from forerun.reporter import LineReporter
 from forerun.verbs.job_files import open_job, prepared
 from forerun.verbs.option_types import Count, Value
 from forerun.verbs.table import Table
@@ -108,7 +110,7 @@ def sweep(
     made = prepare(_path_of(job), values, parallel=parallel)
     for line in (*made.description(), *made.changes):
         print(line)
-    results = train_sweep(made, print, stop_on_failure=stop_on_failure)
+    results = train_sweep(made, LineReporter(sys.stdout), stop_on_failure=stop_on_failure)
     write_report(made, results)
     return Sweep(made.folder, results.metric, made, results)
 

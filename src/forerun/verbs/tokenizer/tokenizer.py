@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from forerun.errors import UserError
+from forerun.reporter import SILENT, LineReporter
 from forerun.verbs.job_files import load_job, prepared
 from forerun.verbs.option_types import Count, Texts, Value
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from forerun.config.data_section import Data
     from forerun.config.schema import Job
     from forerun.data.vocabulary.split_report import TokenizerReport
-    from forerun.progress import ProgressBar
     from forerun.verbs.tokenizer.train_tokenizer import TrainedTokenizer
 
     TextSource = Job | str | os.PathLike[str]
@@ -63,7 +63,6 @@ def train_tokenizer(
     """
     from forerun.data.chat_template import template_named
     from forerun.data.vocabulary.training import TokenizerSettings, chat_tokens
-    from forerun.progress import ProgressBar
     from forerun.verbs.tokenizer import train_tokenizer as training
 
     template = None if chat_template is None else template_named(os.fspath(chat_template), "chat_template")
@@ -77,16 +76,14 @@ def train_tokenizer(
                 fix=f"use {name}={known[0]!r}, or another of these values",
             )
     settings = TokenizerSettings(vocab, end, chat_tokens(template, special), splitting, normalize)
-    with ProgressBar("MiB of text") as bar:
-        return training.train_tokenizer(
-            _data_of(data),
-            Path(to),
-            settings,
-            template=template,
-            compare=compare,
-            on_bytes=_shown_in(bar) if progress else (lambda done, total: None),
-            say=_say if progress else (lambda text: None),
-        )
+    return training.train_tokenizer(
+        _data_of(data),
+        Path(to),
+        settings,
+        template=template,
+        compare=compare,
+        reporter=LineReporter(sys.stderr) if progress else SILENT,
+    )
 
 
 def inspect_tokenizer(
@@ -121,26 +118,3 @@ def _data_of(source: TextSource | Sequence[str | os.PathLike[str]]) -> Data:
     if len(names) == 1:
         return Data(path=names[0])
     return Data(mixture={f"part{number}": Part(path=name) for number, name in enumerate(names)})
-
-
-def _shown_in(bar: ProgressBar) -> Callable[[int, int], None]:
-    """Return a callback that shows bytes as MiB. A new bar starts with the first call."""
-    from forerun.units import MIB
-
-    shown = -1
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        whole = -(-total // MIB)
-        if shown < 0:
-            bar.start(whole)
-        now = whole if done >= total else done // MIB
-        if now != shown:
-            shown = now
-            bar.update(now)
-
-    return show
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -21,9 +21,8 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import drawn
 from forerun.data.source.sources import open_source
 from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.engines.engine import StartEngine
-from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.store import check
+from forerun.data.tokens.worker_pool import Pool, StartEngine
 from forerun.errors import UserError
 from forerun.files import write_output
 from forerun.reporter import LineReporter, Phase
@@ -126,7 +125,7 @@ def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
     """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
     if ray is None:
         return nullcontext(Pool)
-    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+    from forerun.data.tokens.ray_cluster import ray_cluster
 
     return ray_cluster(ray)
 
@@ -138,27 +137,24 @@ class VerifiedPart:
     Attributes:
       tokens: the number of tokens.
       folder: the folder of the tokens, or its address in a bucket.
-      upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
     folder: Path | str
-    upgraded: bool
 
 
 def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     """Compare all tokens of a job with their checksums, and return the parts by name.
-
-    Checksums of blocks are added to tokens that an older version wrote without them.
 
     Raises:
       UserError: A file is damaged.
     """
     found = {}
     for part in opened(resolve_model(prepared(job))).parts:
-        # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
-        upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
+        check(part.store.folder)
+        for rows in part.plans:
+            rows.check()
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location)
     return found
 
 

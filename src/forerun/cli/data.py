@@ -39,7 +39,7 @@ def data(
       shard: only tokenize share I of N, to divide the work among machines; auto, or no value: the share of this task of
         a Slurm array or a Kubernetes indexed job
       ray: only tokenize, on a Ray cluster: auto for the cluster of this machine, or HOST:PORT of its head node
-      verify: compare all tokens with their checksums; add block checksums to an older store
+      verify: compare all tokens with their checksums
       ledger: compare the ledger.jsonl of a run with the order of this job
     """
     from forerun.resolve.resolve_model import resolve_model

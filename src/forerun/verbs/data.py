@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forerun.console import SafeConsole
     from forerun.data.corpus import Corpus
     from forerun.data.inspect.corpus_report import CorpusReport
-    from forerun.data.tokens.engines.engine import StartEngine
+    from forerun.data.tokens.worker_pool import StartEngine
     from forerun.resolve.resolved_job import ResolvedJob
 
 PIPED_COLUMNS = 100
@@ -131,11 +131,11 @@ def tokenize_data(
 
 def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
     """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
-    from forerun.data.tokens.engines.pool import Pool
+    from forerun.data.tokens.worker_pool import Pool
 
     if ray is None:
         return nullcontext(Pool)
-    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+    from forerun.data.tokens.ray_cluster import ray_cluster
 
     return ray_cluster(ray)
 
@@ -147,24 +147,19 @@ class VerifiedPart:
     Attributes:
       tokens: the number of tokens.
       folder: the folder of the tokens, or its address in a bucket.
-      upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
     folder: Path | str
-    upgraded: bool
 
     def __str__(self) -> str:
         from forerun.units import Count
 
-        text = f"{Count(self.tokens)} tokens are as they were written, {self.folder}"
-        return text + ("; checksums of blocks were added" if self.upgraded else "")
+        return f"{Count(self.tokens)} tokens are as they were written, {self.folder}"
 
 
 def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     """Compare all tokens of a job with their checksums, and return the parts by name.
-
-    Checksums of blocks are added to tokens that an older version wrote without them.
 
     Raises:
       UserError: A file is damaged.
@@ -174,9 +169,10 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
 
     found = {}
     for part in opened(resolve_model(prepared(job))).parts:
-        # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
-        upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
+        check(part.store.folder)
+        for rows in part.plans:
+            rows.check()
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location)
     return found
 
 

@@ -16,7 +16,7 @@ from forerun.checkpoint.weights import chosen_step
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.methods.kept import kept_rounding
 from forerun.methods.method import run_specs

@@ -238,7 +238,7 @@ class LanguageModel:
 
     def chat_ids(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
         """Return the tokens of conversations, as the model was trained on them, up to the answer."""
-        from forerun.data.turns import chat_prompts
+        from forerun.data.chat_template import chat_prompts
 
         loaded = self._loaded
         return chat_prompts(

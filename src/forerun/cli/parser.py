@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from forerun.errors import UserError, did_you_mean
 
 OF_SEVERAL_HOSTS = ("--host", "--leader", "--secret")
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command: one line of help, an example, a function that adds its options, and the package of its module."""
-
-    summary: str
-    example: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    package: str = "forerun.cli"
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.models.base import Model, Readout
-from forerun.nn.compute import Compute
-from forerun.nn.lengths import length_bucket
+from forerun.nn.compute import Compute, length_bucket
 from forerun.nn.sharding import BATCH_AXES, batched, constrain
 from forerun.objectives.cross_entropy import chunk_length
 

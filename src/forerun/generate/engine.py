@@ -21,9 +21,8 @@ from forerun.generate.sampling import Rule, Sampling, choose
 from forerun.generate.uncached import UncachedModel
 from forerun.models.base import Model, Readout, capabilities_of
 from forerun.nn import spec
-from forerun.nn.compute import Compute
+from forerun.nn.compute import Compute, length_bucket
 from forerun.nn.kv_cache import Cache
-from forerun.nn.lengths import length_bucket
 from forerun.nn.sharding import ACTIVATIONS, BATCH_AXES, partition
 
 # Prompt lengths and row counts are rounded up, so that few programs are compiled.

@@ -6,8 +6,7 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind, require_matmul
-from forerun.nn.eight_bit_product import INT32_TERMS, Numerics
-from forerun.nn.weights.eight_bit import EightBitWeights, chosen_matrices
+from forerun.nn.weights.eight_bit import INT32_TERMS, EightBitWeights, Numerics, chosen_matrices
 from forerun.resolve.resolved_job import ResolvedJob
 
 

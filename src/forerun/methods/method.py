@@ -20,7 +20,7 @@ from forerun.models.base import Model
 from forerun.nn import spec
 from forerun.nn.spec import Tree, is_spec
 from forerun.nn.weights.dense import is_weight
-from forerun.nn.weights.expert_adapters import is_experts
+from forerun.nn.weights.lowrank import is_experts
 from forerun.nn.weights.quantized import Quantized, quantized
 from forerun.objectives.base import Objective
 from forerun.objectives.distil import Distil

@@ -29,12 +29,10 @@ from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
 from forerun.nn.context import sequence_split, split_attention
-from forerun.nn.kv_cache import Cache
-from forerun.nn.layer_caches import LayerCaches, RecurrentCache
+from forerun.nn.kv_cache import Cache, LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.routing import Routing, together
-from forerun.nn.sharding import constrain
-from forerun.nn.slice_gradients import with_summed_gradient
+from forerun.nn.sharding import constrain, with_summed_gradient
 from forerun.nn.spec import ParamSpec
 from forerun.nn.weights.dense import as_weight, contract
 

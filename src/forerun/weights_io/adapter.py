@@ -20,8 +20,7 @@ from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
 from forerun.models.keys import Tensor, path_text
 from forerun.nn.spec import Tree
-from forerun.nn.weights.dense import is_weight
-from forerun.nn.weights.extended import Extended
+from forerun.nn.weights.dense import Extended, is_weight
 from forerun.nn.weights.lowrank import LowRank
 from forerun.weights_io.adapter_slots import Array, Slot
 

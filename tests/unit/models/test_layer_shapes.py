@@ -20,7 +20,7 @@ from forerun.models.layer_kinds import LayerKind, LayerShape, sections
 from forerun.models.parameter_axes import matrix_count, parameter_count
 from forerun.nn import spec
 from forerun.nn.compute import Compute
-from forerun.nn.layer_caches import LayerCaches, RecurrentCache
+from forerun.nn.kv_cache import LayerCaches, RecurrentCache
 from forerun.nn.rope import Rope
 from forerun.program.build import make_mesh
 

@@ -33,8 +33,7 @@ from forerun.nn.rope import Rope
 from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.lowrank import LowRank
 from forerun.objectives.batch import Batch
-from forerun.objectives.next_token import NextToken
-from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
+from forerun.objectives.next_token import BALANCE, ENTROPY, LOAD, NextToken, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
 

@@ -31,8 +31,7 @@ from forerun.nn import routing, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope
 from forerun.nn.weights.experts import Experts
-from forerun.objectives.next_token import NextToken
-from forerun.objectives.router_losses import RouterLosses
+from forerun.objectives.next_token import NextToken, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
 

@@ -12,7 +12,7 @@ from tiny_qwen3 import write_tokenizer
 
 from forerun.commands.export import export
 from forerun.hub.documents import read_json
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 

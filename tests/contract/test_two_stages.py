@@ -22,8 +22,8 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.methods.kept import rounding_messages
 from forerun.methods.method import MODEL, method_of
+from forerun.methods.qat import rounding_messages
 from forerun.models import pretrained
 from forerun.models.families.registry import family_for
 from forerun.models.model_facts import ModelFacts

@@ -98,7 +98,7 @@ def check_loaded(loaded: LoadedJob, on: str | None, base: ModelOutline | None = 
 
     `base` is the outline of the model, if a stage before has not written it yet.
     """
-    from forerun.methods.job_warnings import warnings_of
+    from forerun.methods.job_notes import warnings_of
     from forerun.resolve.resolve_model import resolve_model
 
     slice_place = place_on(on, loaded.job) if on else None

@@ -14,8 +14,8 @@ from forerun.errors import UserError
 from forerun.evaluate.scoring import OnProgress
 from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
-from forerun.generate.writing import Answer as Answer
-from forerun.generate.writing import TextGeneration
+from forerun.generate.stream import Answer as Answer
+from forerun.generate.stream import TextGeneration
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import capabilities_of
 from forerun.run.compile.compile_step import use_cache

@@ -7,8 +7,8 @@ from typing import Any, cast
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.snapshot import Snapshot
-from forerun.methods.kept import kept_rounding
 from forerun.methods.method import run_specs
+from forerun.methods.qat import kept_rounding
 from forerun.models.keys import leaves_of
 from forerun.models.rounding import QUANTIZATION
 from forerun.resolve.resolved_job import ResolvedJob

@@ -19,8 +19,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from forerun.errors import UserError
-from forerun.evaluate.language import Generate, GenerationRequest, Language, Messages
-from forerun.evaluate.scoring import OnProgress, Scorer
+from forerun.evaluate.scoring import Generate, GenerationRequest, Language, Messages, OnProgress, Scorer
 
 MAX_TOKENS = 256  # the default of HFLM, for tasks that do not set it
 WITHOUT_EFFECT = {"num_beams": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}  # values without effect

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError, did_you_mean
-from forerun.evaluate.language import Generate, Language
-from forerun.evaluate.scoring import OnProgress, Scorer
+from forerun.evaluate.scoring import Generate, Language, OnProgress, Scorer
 from forerun.installation import install_command
 
 HEADERS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")

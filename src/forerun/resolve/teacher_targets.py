@@ -11,8 +11,7 @@ from forerun.data.teacher_cache.reader import CachedTeacherRows, require_complet
 from forerun.data.teacher_cache.shards import Identity, differences, read_manifest
 from forerun.errors import UserError
 from forerun.models.model_facts import ModelFacts
-from forerun.objectives.distil import ids_dtype
-from forerun.objectives.soft import IDS, TAIL, VALUES
+from forerun.objectives.distil import IDS, TAIL, VALUES, ids_dtype
 from forerun.resolve.resolved_job import ResolvedJob
 
 

@@ -12,7 +12,7 @@ import pytest
 from forerun.cli.main import main
 from forerun.commands.evaluate import evaluate_text, language_of, longest_context, opening_of, writer_of
 from forerun.data.tokenizer import ByteTokenizer
-from forerun.evaluate.language import GenerationRequest
+from forerun.evaluate.scoring import GenerationRequest
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig

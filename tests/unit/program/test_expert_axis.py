@@ -19,7 +19,7 @@ from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.sizes import delta_shape
 from forerun.nn import routing, sharding
 from forerun.nn.rope import Rope
-from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD
+from forerun.objectives.next_token import BALANCE, ENTROPY, LOAD
 from forerun.program.build import program_of
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob

@@ -16,7 +16,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import open_weights
 from forerun.hub.snapshot import snapshot
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.models.pretrained import pretrained
 from forerun.models.scaled_floats import Float8, float8_in
 from forerun.resolve.resolved_job import ResolvedJob

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.snapshot import snapshot
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.models.pretrained import pretrained
 from forerun.models.registry import model_for
 from forerun.models.scaled_floats import is_mxfp4

@@ -22,7 +22,7 @@ from forerun.data.order.row_layout import lay_out_rows
 from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
 from forerun.data.order.too_long import TooLong, apply_policy, refuse_too_long, resolve_policy
 from forerun.errors import UserError
-from forerun.objectives.pairs import PAIRS, REFERENCE, ROOM, max_pairs
+from forerun.objectives.batch import PAIRS, REFERENCE, ROOM, max_pairs
 
 
 class Pairs:

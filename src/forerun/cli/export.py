@@ -8,7 +8,7 @@ import sys
 
 def run(args: argparse.Namespace) -> int:
     from forerun.api.exporting import export
-    from forerun.weights_io.vllm import checklist, serve_command
+    from forerun.weights_io.serving import checklist, serve_command
 
     def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from forerun.commands.export_card import public_name
 from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
-from forerun.weights_io.other_tensors import first_difference, open_others
+from forerun.weights_io.write import first_difference, open_others
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What optimizers know about each parameter: its layout as a matrix, and its parameter group.
 
 Muon, Adafactor and AdamW with 8 bits treat matrices as matrices. A parameter of forerun has more dimensions than the
-matrix that it represents: layers are stacked, and heads have their own dimension. `query` is [L, E, H, D] for L matrices
-of E rows and H x D columns.
+matrix that it represents: layers are stacked, and heads have their own dimension. `query` is [L, E, H, D] for L
+matrices of E rows and H x D columns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The program of `forerun cache`: a forward pass of a teacher, and the top-K logits that the cache stores.
 
 The cache has the K most probable tokens at each position, and the mass of all other tokens (the tail). Logits are
-stored relative to the highest one, in 16 bits: they are most exact near 0, where most of the probability is. The tail is
-stored for each temperature at which the cache will be used, because it does not follow from the K logits.
+stored relative to the highest one, in 16 bits: they are most exact near 0, where most of the probability is. The tail
+is stored for each temperature at which the cache will be used, because it does not follow from the K logits.
 
 As with the train step, the devices may be real ones or a topology description. B batch, S sequence, E embed, V vocab,
 C chunk, K kept, N temperatures.

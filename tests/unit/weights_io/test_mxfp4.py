@@ -88,7 +88,7 @@ def test_values_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_every_scale_and_code() -> None:
     """Against the definition of e2m1 and e8m0, in float64."""
-    from forerun.weights_io.mxfp4 import _pairs
+    from forerun.weights_io.low_precision import _pairs
 
     def value(code: int) -> float:
         sign, exponent, mantissa = (-1) ** (code >> 3), (code >> 1) & 3, code & 1

@@ -28,8 +28,8 @@ from forerun.models import pretrained
 from forerun.models.families.registry import family_for
 from forerun.models.model_facts import ModelFacts
 from forerun.models.pretrained import config_of
+from forerun.models.quantization_config import QUANTIZATION, RECORD
 from forerun.models.registry import model_of
-from forerun.models.rounding import QUANTIZATION, RECORD
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank

@@ -10,7 +10,7 @@ from forerun.hub.snapshot import Snapshot
 from forerun.methods.method import run_specs
 from forerun.methods.qat import kept_rounding
 from forerun.models.keys import leaves_of
-from forerun.models.rounding import QUANTIZATION
+from forerun.models.quantization_config import QUANTIZATION
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io.match import Stacked
 from forerun.weights_io.packed import section_of

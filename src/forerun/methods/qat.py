@@ -16,7 +16,7 @@ from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths
 from forerun.models.keys import path_text, table_path
 from forerun.models.model_facts import ModelFacts
-from forerun.models.rounding import Rounding
+from forerun.models.quantization_config import Rounding
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.fakequant import FakeQuantized, scale_spec

@@ -15,7 +15,7 @@ from forerun.errors import UserError
 from forerun.hub.files import shown
 from forerun.hub.safetensors.headers import TensorInfo
 from forerun.hub.safetensors.tensors import Weights, numpy_dtype
-from forerun.models.scaled_floats import Float8
+from forerun.models.quantization_config import Float8
 
 SCALE = ".weight_scale_inv"
 _DROPPED = (SCALE, ".activation_scale")  # activations are not rounded in training

@@ -25,8 +25,16 @@ from forerun.models.families.base import Family
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Tensor, entries, path_text
 from forerun.models.pretrained import Pretrained
-from forerun.models.rounding import BYTES, PACKED, QUANTIZATION, RECORD, Rounding, rounding_in
-from forerun.models.scaled_floats import float8_in, is_mxfp4
+from forerun.models.quantization_config import (
+    BYTES,
+    PACKED,
+    QUANTIZATION,
+    RECORD,
+    Rounding,
+    float8_in,
+    is_mxfp4,
+    rounding_in,
+)
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.fakequant import FakeQuantized

@@ -13,7 +13,7 @@ from forerun.hub.chat.template import chat_template
 from forerun.hub.chat.turn_format import TurnFormat
 from forerun.hub.documents import read_json
 from forerun.models.families.wrapper import text_of
-from forerun.models.rounding import QUANTIZATION
+from forerun.models.quantization_config import QUANTIZATION
 
 # The classes of vLLM's tables of text and multimodal models, among the families of forerun. transformers computes the
 # others for vLLM.

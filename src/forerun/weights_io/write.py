@@ -18,16 +18,14 @@ from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Piece, Tensor, entries, path_text, unused_names
 from forerun.models.pretrained import read_snapshot
+from forerun.models.quantization_config import QUANTIZATION, float8_in
 from forerun.models.registry import model_for
-from forerun.models.rounding import QUANTIZATION
-from forerun.models.scaled_floats import float8_in
 from forerun.nn.spec import Tree
 from forerun.weights_io.leaves import Copier, Pair, on_cpu, placing_of
 from forerun.weights_io.low_precision import Dequantized
 from forerun.weights_io.match import Stacked
 from forerun.weights_io.read import OnProgress, no_progress, piece_of
 from forerun.weights_io.shards import DTYPES, Planned, Shards, shards_of
-
 
 # ---- The tensors of a multimodal checkpoint beside those of its text model: copied one at a time ----
 

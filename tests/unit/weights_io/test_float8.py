@@ -18,7 +18,7 @@ from forerun.hub.safetensors.tensors import open_weights
 from forerun.hub.snapshot import snapshot
 from forerun.methods.job_notes import warnings_of
 from forerun.models.pretrained import pretrained
-from forerun.models.scaled_floats import Float8, float8_in
+from forerun.models.quantization_config import Float8, float8_in
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io import low_precision
 from forerun.weights_io.packed import float_dtypes, opened_snapshot

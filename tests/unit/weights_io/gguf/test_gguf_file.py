@@ -18,7 +18,7 @@ from forerun.errors import UserError
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.rounding import Rounding
+from forerun.models.quantization_config import Rounding
 from forerun.nn.rope import Linear, Rope, Yarn
 from forerun.weights_io.gguf import gguf_file
 from forerun.weights_io.gguf.architecture import (

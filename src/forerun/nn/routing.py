@@ -330,7 +330,7 @@ def expert_mlp(
         activation: The function between the matrices.
         biases: The biases of gate, up and down, [X, M], [X, M] and [X, E], or None.
     """
-    arrays, structure = jax.tree.flatten((cast(weights, x_BSE.dtype), cast(biases, x_BSE.dtype)))
+    arrays, structure = jax.tree.flatten((cast(weights, x_BSE.dtype), cast(biases or (None, None, None), x_BSE.dtype)))
     lettered = (tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), () if biases is None else ("XM", "XM", "XE"))
     axes = jax.tree.leaves(lettered, is_leaf=lambda one: isinstance(one, str))
     sizes = sharding.ambient_sizes()
@@ -344,14 +344,12 @@ def expert_mlp(
         raise ValueError(f"{experts} experts do not divide over mesh.expert={ways}")
 
     def products(x_PE: jax.Array, factors_P: jax.Array, matrices: Any, sizes_X: jax.Array) -> jax.Array:
-        (gate, up, down), own_biases = matrices
-        plus: list[Callable[..., jax.Array]] = [no_bias] * 3
-        if own_biases is not None:
-            members_PX = members(sizes_X, x_PE)
-            plus = [partial(plus_bias, members_PX, bias_XO) for bias_XO in own_biases]
-        hidden_PM = activation(plus[0](grouped(x_PE, gate, sizes_X)), plus[1](grouped(x_PE, up, sizes_X)))
+        (gate, up, down), (gate_bias, up_bias, down_bias) = matrices
+        members_PX = None if gate_bias is None else members(sizes_X, x_PE)
+        gate_PM = plus_bias(members_PX, gate_bias, grouped(x_PE, gate, sizes_X))
+        hidden_PM = activation(gate_PM, plus_bias(members_PX, up_bias, grouped(x_PE, up, sizes_X)))
         hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
-        return plus[2](grouped(hidden_PM, down, sizes_X), factors_P)
+        return plus_bias(members_PX, down_bias, grouped(hidden_PM, down, sizes_X), factors_P)
 
     def own(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
         top = ids.shape[-1]
@@ -382,7 +380,7 @@ def expert_mlp(
     def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
         whole = [_gathered(part, spec, adds) for part, spec in zip(parts, stored, strict=True)]
         matrices = jax.tree.unflatten(structure, whole)
-        if adds and matrices[1] is not None:  # the devices of tp add their outputs, so only one of them has the bias
+        if adds and biases is not None:  # the devices of tp add their outputs, so only one of them has the bias
             gate, up, down = matrices[1]
             is_first = jax.lax.axis_index("tp") == 0
             matrices = (matrices[0], (gate, up, jnp.where(is_first, down, jnp.zeros_like(down))))
@@ -409,20 +407,18 @@ def members(sizes_X: jax.Array, x_PE: jax.Array) -> jax.Array:
 
 
 def plus_bias(
-    members_PX: jax.Array, bias_XO: jax.Array, y_PO: jax.Array, factors_P: jax.Array | None = None
+    members_PX: jax.Array | None, bias_XO: jax.Array | None, y_PO: jax.Array, factors_P: jax.Array | None = None
 ) -> jax.Array:
     """Return the outputs with the bias of the expert of each row, multiplied by the row's factor if there is one.
 
-    The bias of a row is a product with `members_PX`, because a scatter of its gradient would be slow on a TPU.
+    The bias of a row is a product with `members_PX`, because a scatter of its gradient would be slow on a TPU. Both are
+    None for experts without biases.
     """
+    if members_PX is None or bias_XO is None:
+        return y_PO
     if factors_P is not None:
         members_PX = (members_PX.astype(jnp.float32) * factors_P[:, None]).astype(y_PO.dtype)
     return y_PO + members_PX @ bias_XO
-
-
-def no_bias(y_PO: jax.Array, factors_P: jax.Array | None = None) -> jax.Array:
-    """Return the outputs of experts without biases."""
-    return y_PO
 
 
 def by_expert(ids_P: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -442,21 +438,6 @@ def dispatched(top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Arr
     return x_NE[order_P // top]
 
 
-def _dispatched_forward(
-    top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return dispatched(top, x_NE, order_P, inverse_P), (order_P, inverse_P)
-
-
-def _dispatched_backward(
-    top: int, orders: tuple[jax.Array, jax.Array], gradient_PE: jax.Array
-) -> tuple[jax.Array, None, None]:
-    return combined(top, gradient_PE, *orders), None, None
-
-
-dispatched.defvjp(_dispatched_forward, _dispatched_backward)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def combined(top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
     """Return the sum of the rows of each token's pairs, [N, E]. The gradient is a gather."""
@@ -464,19 +445,14 @@ def combined(top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
     return jnp.sum(rows_NKE, axis=1, dtype=jnp.float32).astype(y_PE.dtype)
 
 
-def _combined_forward(
-    top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return combined(top, y_PE, order_P, inverse_P), (order_P, inverse_P)
-
-
-def _combined_backward(
-    top: int, orders: tuple[jax.Array, jax.Array], gradient_NE: jax.Array
-) -> tuple[jax.Array, None, None]:
-    return dispatched(top, gradient_NE, *orders), None, None
-
-
-combined.defvjp(_combined_forward, _combined_backward)
+dispatched.defvjp(
+    lambda top, x_NE, order_P, inverse_P: (dispatched(top, x_NE, order_P, inverse_P), (order_P, inverse_P)),
+    lambda top, orders, gradient_PE: (combined(top, gradient_PE, *orders), None, None),
+)
+combined.defvjp(
+    lambda top, y_PE, order_P, inverse_P: (combined(top, y_PE, order_P, inverse_P), (order_P, inverse_P)),
+    lambda top, orders, gradient_NE: (dispatched(top, gradient_NE, *orders), None, None),
+)
 
 
 @jax.custom_vjp
@@ -485,15 +461,10 @@ def permuted(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Ar
     return x_P[order_P]
 
 
-def _permuted_forward(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return permuted(x_P, order_P, inverse_P), inverse_P
-
-
-def _permuted_backward(inverse_P: jax.Array, gradient_P: jax.Array) -> tuple[jax.Array, None, None]:
-    return gradient_P[inverse_P], None, None
-
-
-permuted.defvjp(_permuted_forward, _permuted_backward)
+permuted.defvjp(
+    lambda x_P, order_P, inverse_P: (permuted(x_P, order_P, inverse_P), inverse_P),
+    lambda inverse_P, gradient_P: (gradient_P[inverse_P], None, None),
+)
 
 
 def _gathered(part: jax.Array, spec: PartitionSpec, keeps_tp: bool) -> jax.Array:

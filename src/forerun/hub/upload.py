@@ -7,15 +7,16 @@ second upload after an interruption skips files that the hub has already.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.hub.client import guard_client
 from forerun.hub.names import is_repository_text
 from forerun.hub.repository import is_offline
+from forerun.reporter import SILENT, Reporter
 
 OWN_FILES = (".gitattributes",)  # the hub writes it when it creates a repository
 _BLOCK_BYTES = 1 << 20
@@ -65,7 +66,7 @@ def push_folder(
     public: bool = False,
     overwrite: bool = False,
     message: str = "Upload a model exported by forerun",
-    say: Callable[[str], None] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> Upload:
     """Upload all files of a folder in one commit, and return its address.
 
@@ -75,7 +76,7 @@ def push_folder(
         public: Whether everyone may see the repository. By default, a new repository is private.
         overwrite: Whether a repository with other files is replaced. Its history keeps them.
         message: The message of the commit.
-        say: A function that is called with a line for each part of the work.
+        reporter: receives a line for each part of the work.
 
     Raises:
         UserError: The token may not write, the repository has other content or is public, or the network failed.
@@ -93,9 +94,9 @@ def push_folder(
             if others:
                 raise _other_content(name, others)
         else:
-            say(f"creating the {'public' if public else 'private'} repository {name}")
+            reporter.info(f"creating the {'public' if public else 'private'} repository {name}")
             client.create_repo(name, private=not public, exist_ok=True)
-        say(f"uploading {folder} to {name}")
+        reporter.info(f"uploading {folder} to {name}")
         commit = client.upload_folder(
             repo_id=name,
             folder_path=folder,
@@ -222,7 +223,7 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
             fix=f"wait until the other upload is complete, then run `{again}`",
         )
     if status or any(_is_network(cause) for cause in causes):
-        reason = f"the hub answered {status}" if status else _first_line(causes[-1])
+        reason = f"the hub answered {status}" if status else first_line(causes[-1])
         return UserError(
             "E-HUB-056",
             f"the upload to {name} was interrupted",
@@ -235,7 +236,7 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
         return UserError(
             "E-HUB-064",
             f"the hub's answer about {name} cannot be used",
-            why=f"{type(wrong).__name__}: {_first_line(wrong)}",
+            why=f"{type(wrong).__name__}: {first_line(wrong)}",
             fix=f"check HF_ENDPOINT, which must be the address of a hub; then run `{again}`",
         )
     return error
@@ -257,7 +258,3 @@ def _status(error: BaseException) -> int:
 def _is_network(error: BaseException) -> bool:
     package = type(error).__module__.partition(".")[0]
     return package.startswith(("httpx", "httpcore", "hf_xet")) or isinstance(error, ConnectionError | TimeoutError)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

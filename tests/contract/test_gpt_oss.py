@@ -33,7 +33,7 @@ from forerun.nn.weights.experts import Experts
 from forerun.objectives.next_token import NextToken, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 ROPE = Rope(1e4, 8)
 MODEL = Decoder(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Selection, Weights, equal_bytes, numpy_dtype
+from forerun.hub.safetensors import Selection, Weights, equal_bytes, numpy_dtype
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Piece, Tensor, entries, path_text, unused_names

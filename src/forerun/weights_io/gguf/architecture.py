@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors import Weights
 from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.families.base import Config, Family
 from forerun.models.layer_kinds import LayerKind

@@ -10,7 +10,7 @@ import pytest
 
 import forerun as fr
 from forerun.pages.render import render
-from forerun.track.display.notebook import NotebookDisplay
+from forerun.track.display.make_display import NotebookDisplay
 from forerun.verbs.table import Table
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'></td></iframe>\x1b[2J\u202e"

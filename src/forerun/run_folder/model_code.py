@@ -22,8 +22,7 @@ from typing import Any
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write, read_regular
-from forerun.models.own_code import MAIN, is_own_file, take_reloaded
-from forerun.models.plugin import plugin_spec, use_job_folder
+from forerun.models.plugin import MAIN, is_own_file, plugin_spec, take_reloaded, use_job_folder
 from forerun.models.sizes import is_plugin
 from forerun.reporter import Reporter
 from forerun.run_folder.own_classes import class_names, code_folder, digest, own_code, source_text

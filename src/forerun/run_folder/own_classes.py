@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.schema import Job
-from forerun.models.own_code import MAIN, executed_source, own_modules
-from forerun.models.plugin import job_folder
+from forerun.models.plugin import MAIN, executed_source, job_folder, own_modules
 
 CHANGED_FILE = "the file may have changed since this process imported it"
 NO_SOURCE = "Python has no source of a class that was typed into an interactive session"

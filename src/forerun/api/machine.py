@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from forerun.doctor.machine import Finding, Machine
 from forerun.doctor.report import CHECKS
-from forerun.error_catalog import ErrorEntry, code_of, codes, raise_site
+from forerun.error_catalog import ErrorEntry, code_of, codes, entry_of
 from forerun.errors import UserError, did_you_mean
 from forerun.hardware import show
 from forerun.hardware.prices import provider_names
@@ -80,4 +80,4 @@ def explain(code: str) -> ErrorEntry:
             why=f"forerun has {len(all_codes)} codes, such as {all_codes[0]}",
             fix=f"did you mean {near}?" if near else "forerun explain lists all codes",
         )
-    return raise_site(name).entry()
+    return entry_of(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from forerun.doctor.checks import CHECKS
 from forerun.doctor.machine import Finding, Machine
-from forerun.doctor.report import CHECKS
 from forerun.error_catalog import ErrorEntry, code_of, codes, entry_of
 from forerun.errors import UserError, did_you_mean
 from forerun.hardware import show

@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cloud"))
 
@@ -242,14 +242,14 @@ class Trial:
         # A third of the caps are too small for the job. An attempt needs three minutes of budget to begin.
         cap = USD_PER_HOUR[ZONES[0]] * self.random.choice((self.random.uniform(240, 500), 900.0, 1500.0)) / 3600
         self.result = TrialResult(seed, self.random.random() < 0.5, round(cap, 4))
-        options = [Option(provider, SLICE, zone, "spot", HOSTS, USD_PER_HOUR[zone]) for zone in ZONES]
+        options = tuple(Option(provider, SLICE, zone, "spot", HOSTS, USD_PER_HOUR[zone]) for zone in ZONES)
         self.wanted = CloudRun("run", str(self.run_folder), "job", options, self.result.cap_usd, 0.0, export=True)
         self.processes: dict[str, int] = {}
         self.restart_at: dict[str, float] = {}
 
     def run(self, faults: int) -> TrialResult:
         began = time.monotonic()
-        trainer = {"step_seconds": STEP_SECONDS, "save_every": SAVE_EVERY, "total_steps": TOTAL_STEPS}
+        trainer: dict[str, Any] = {"step_seconds": STEP_SECONDS, "save_every": SAVE_EVERY, "total_steps": TOTAL_STEPS}
         trainer["folder"] = str(self.run_folder)
         agents = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1", "GOOGLE_CLOUD_PROJECT": "forerun-test"}
         machines = {"folder": str(self.hosts), "speed": SPEED, "trainer": trainer, "environment": agents}

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "cloud"), str(ROOT / "src")]
@@ -80,7 +81,7 @@ def download() -> float:
         return time.monotonic() - began
 
 
-def measure(site: Site, slice_name: str, zone: str) -> dict[str, object]:
+def measure(site: Site, slice_name: str, zone: str) -> dict[str, Any]:
     (site.laptop / "text").mkdir()
     (site.laptop / "text" / "tale.txt").write_text("It was the best of times, it was the worst of times. " * 400)
     (site.laptop / "job.yaml").write_text(JOB)

@@ -139,7 +139,7 @@ def compiled(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         kept.append(text)
         return parse(text)
 
-    compiler.parse = keep
+    compiler.parse = keep  # type: ignore[attr-defined]
     answer = compiler.ask(case.question(options), threading.Event(), lambda phase: None)
     content = {"fits": answer.accepted, "peak_bytes": answer.memory.peak_bytes, "flops": answer.flops_per_step}
     content |= {"mesh": answer.mesh, "tokens": answer.tokens_per_step, "program": kept[-1] if answer.accepted else ""}

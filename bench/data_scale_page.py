@@ -137,9 +137,8 @@ def main(words: list[str]) -> int:
     before = text = PAGE.read_text(encoding="utf-8")
     blocks = {"index": index_table(), "orders": orders_table(), "soak": soak_table(), "trials": trials_table()}
     for name, block in blocks.items():
-        text, count = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL
-        )
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text, count = marked.subn(lambda match: match[1] + block + match[2], text)  # noqa: B023
         assert count == 1, f"{PAGE} has no place for {name}"
     if "--check" in words:
         return int(text != before)

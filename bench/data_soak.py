@@ -59,7 +59,8 @@ def worker(address: str, shuffle: str, cache: Path, steps: int) -> dict[str, Any
                 memory.append(round(resident_mb(), 2))
     seconds = time.perf_counter() - began
     warm = min(WARM, steps // 4)
-    slope = fitted_growth(*zip(*[(a, m) for a, m in zip(at, memory, strict=True) if a >= warm], strict=True))
+    first = sum(a < warm for a in at)
+    slope = fitted_growth(at[first:], memory[first:])
     return {
         "shuffle": shuffle,
         "steps": steps,

@@ -16,9 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forerun.api.planning import plan
 from forerun.config.load import load
 from forerun.units import GIB
+from forerun.verbs.plan.plan import plan
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results/eight_bit_plan.json"

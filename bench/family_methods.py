@@ -107,7 +107,7 @@ def result_of(method: str, base: Path, folder: Path, steps: int = STEPS) -> dict
     try:
         job = job_of(method, base, folder, steps)
         with make_display(io.StringIO()) as display:
-            run = fr.train(job, display=display)
+            run = fr.train(job, reporter=display)
         exported = folder / f"{method}-export"
         fr.export(run.folder, exported)
     except fr.UserError as error:

@@ -34,7 +34,7 @@ PLACES = (("concatenate", 1024, 32), ("concatenate", 2048, 128), ("whole", 1024,
 
 def opened(folder: Path, sequence: int, packing: str) -> Corpus:
     """Return the corpus. The first call builds the store; later calls find it by the digest of its content."""
-    data = Data(path=str(folder / "text.jsonl"), store=str(folder / "store"), packing=packing)
+    data = Data(path=str(folder / "text.jsonl"), store=str(folder / "store"), packing=packing)  # type: ignore[arg-type]
     return open_corpus(data, Dialect(ByteTokenizer()), sequence=sequence)
 
 

@@ -89,7 +89,7 @@ def source_of(folder: Path, place: int) -> Any:
     packing = "concatenate" if kind == "teacher" else kind
     rows = feed_bench.opened(folder, sequence, packing).rows
     if kind == "teacher":
-        rows = rows.accompanied(
+        rows = rows.with_extra(
             CachedTeacherRows(teacher_cache(folder, len(rows), sequence), ("v", "i", "t"), 1.0, np.int32)
         )
     return Batches(rows, seed=0, batch=batch)
@@ -161,7 +161,7 @@ def ways(folder: Path, place: int, tree: str) -> dict[str, Iterator[Any]]:
 
     source = source_of(folder, place)
     if tree == "before":
-        return {f"before, {n} processes": Feed(source, put, 0, 10**9, feeders=n) for n in (0, 1, 2)}
+        return {f"before, {n} processes": Feed(source, put, 0, 10**9, feeders=n) for n in (0, 1, 2)}  # type: ignore
 
     def pool(n: int) -> Executor:
         return ProcessPoolExecutor(n, get_context("spawn"), _set_source, (folder, place))
@@ -243,7 +243,8 @@ def compared(folder: Path, place: int, rounds: int, trees: dict[str, Path]) -> d
     line: dict[str, Any] = {"rows": kind, "sequence": sequence, "batch": batch, "rounds": rounds, "ways": {}}
     print(kind, sequence, batch)
     for name, rows in took.items():
-        found = line["ways"][name] = {}
+        found: dict[str, Any] = {}
+        line["ways"][name] = found
         for at_, unit in enumerate(("wall", "cpu")):
             ratios = [a[at_] / b[at_] for a, b in zip(rows, first, strict=True)]
             found[f"{unit}_ms"] = round(1e3 * statistics.median(row[at_] for row in rows), 2)

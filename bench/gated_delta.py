@@ -73,7 +73,7 @@ VARIANTS = (
 def compiled(chip: str, variant: tuple[str, int, int]) -> Any:
     """Return the compiled forward and backward pass."""
     inverse, chunk, group = variant
-    gated_delta._inverse = INVERSES[inverse]
+    gated_delta._inverse = INVERSES[inverse]  # type: ignore[assignment]
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=f"{chip}:1x1", chips_per_host_bounds=(1, 1, 1)
     )

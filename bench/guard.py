@@ -30,7 +30,6 @@ import numpy as np
 from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
-from forerun.models.registry import model_of
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
 from forerun.program import build as building
@@ -38,6 +37,7 @@ from forerun.program.build import Program, build, make_mesh
 from forerun.program.fingerprint import compiled_fingerprints
 from forerun.program.step import make_step
 from forerun.resolve.derive import derive
+from forerun.resolve.resolve_model import resolve_model
 
 ROUNDS, STEPS, BETWEEN_LOOKS = 12, 2, 100
 HERE = {
@@ -62,15 +62,15 @@ QUICKSTART = {
 
 def built(fields: dict[str, Any], devices: Any, guarded: bool, shape: MeshShape) -> Program:
     """Return the job's program. Without the guard, the step has no rule and only carries the guard's state along."""
-    job = Job.model_validate(fields)
-    make = partial(build, job, model_of(job.model), make_mesh(shape, devices), derive(job, shape, None))
+    resolved = resolve_model(Job.model_validate(fields))
+    make = partial(build, resolved, make_mesh(shape, devices), derive(resolved.job, shape, None))
     if guarded:
         return make()
-    building.make_step = lambda *given: make_step(*given[:-2])  # type: ignore[assignment]
+    building.make_step = lambda *arguments: make_step(*arguments[:7], None, *arguments[8:])  # type: ignore
     try:
         return make()
     finally:
-        building.make_step = make_step
+        building.make_step = make_step  # type: ignore[attr-defined]
 
 
 def compiled(program: Program) -> Any:

@@ -53,7 +53,7 @@ def ours(folder: Path, rate: str, bits: int) -> dict[str, list[float]]:
     if bits == 64:
         jax.config.update("jax_enable_x64", True)
         jnp.float32 = jnp.float64  # type: ignore[misc, assignment]
-        rope.frequencies = lambda one: one.theta ** (-np.arange(0, one.dims, 2) / one.dims)  # type: ignore[assignment]
+        rope.frequencies = lambda one: one.theta ** (-np.arange(0, one.dims, 2) / one.dims)  # type: ignore[assignment, misc]
         precision = job.precision.model_copy(update={"compute": "float64", "params": "float64"})
         program = program_on(resolved.with_values(precision=precision), chosen, corpus.rows.epoch)
     step, found, rates = jax.jit(program.step), [], []

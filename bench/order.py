@@ -58,10 +58,12 @@ class Index:
     def holding(self, addresses: ArrayLike) -> NDArray[np.int64]:
         return self.offsets.places_of(addresses) - 1
 
-    def read(self, start: int, stop: int) -> tuple[NDArray[Any], None]:
+    def read(self, start: int, stop: int) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         return self.ids.read(start, stop), None
 
-    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[NDArray[Any], None]]:
+    def read_many(
+        self, starts: Sequence[int], stops: Sequence[int]
+    ) -> list[tuple[NDArray[Any], NDArray[np.bool_] | None]]:
         return [self.read(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 

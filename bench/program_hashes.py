@@ -65,7 +65,7 @@ from forerun.program.build import program_hash  # noqa: E402
 from forerun.resolve.job_corpus import with_steps  # noqa: E402
 from forerun.resolve.resolve_model import resolve_model  # noqa: E402
 from forerun.resolve.resolved_job import ResolvedJob  # noqa: E402
-from forerun.run.train import program_on  # noqa: E402
+from forerun.run.run_devices import program_on  # noqa: E402
 
 RECORD = ROOT / "tests" / "program_hashes.json"
 SLICE = "v5e-8"

@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 
-from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
@@ -33,6 +32,7 @@ from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.base_weights import read_file_weights
+from forerun.verbs.export.write_model import export
 
 ROOT = Path(__file__).resolve().parent
 NOVELS = ROOT.parent / "examples/quickstart/text"
@@ -113,7 +113,7 @@ class Bench:
         resolved = resolved.with_data(corpus)
         job, program = resolved.job, program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
         state = program.initial_state(job.seed, read_file_weights(resolved, program))
-        look = Validation(resolved, program, corpus, self.display).look(0, state, silent_worker())
+        look = Validation(resolved, program, corpus, self.display).evaluate(0, state, silent_worker())
         assert look is not None
         return look.loss
 

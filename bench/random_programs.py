@@ -122,7 +122,7 @@ def check(seed: int, name: str, place: SingleDeviceSharding) -> dict[str, Any]:
     arguments = [jax.ShapeDtypeStruct(shape, program.dtype, sharding=place) for shape in program.shapes]
     lowered = jax.jit(program.run).lower(*arguments)
     out = lowered.out_info
-    module = parse(lowered.compile().as_text())
+    module = parse(lowered.compile().as_text() or "")
     roof = PeakRates.of(slice.chip)
     moved = sum(x.size * x.dtype.itemsize for x in (*arguments, out))
     bounds = {

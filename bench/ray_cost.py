@@ -186,6 +186,6 @@ def write_rows(texts: Path, ending: str, size: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run"]:
-        run(sys.argv[2], Path(sys.argv[3]), *sys.argv[4:5], int(sys.argv[5]), sys.argv[6])
+        run(sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]), sys.argv[6])
     else:
         main()

@@ -91,9 +91,10 @@ simulation.kernel_shape = shape_of  # type: ignore[attr-defined]
 
 def layer(kind: str, kernel: Kernel, devices: int, arrays: tuple[jax.Array, ...], ids: jax.Array) -> jax.Array:
     """Return the attention [1, S, H, D] by `kind`, on the ambient mesh."""
+    q, k, v = arrays
     if kind == "gathered":
-        return split_attention(*arrays, ids, window=None, kernel=kernel, split=SequenceSplit(devices))
-    return split_over_devices(partial(ring_local, kernel=kernel, devices=devices), *arrays, ids, CONTEXT)
+        return split_attention(q, k, v, ids, window=None, kernel=kernel, split=SequenceSplit(devices))
+    return split_over_devices(partial(ring_local, kernel=kernel, devices=devices), q, k, v, ids, CONTEXT)
 
 
 def both_passes(kind: str, kernel: Kernel, devices: int, arrays: Any, ids: jax.Array, pull: jax.Array) -> Any:

@@ -186,9 +186,10 @@ class Ring:
         def step(carry: Any, number: jax.Array) -> Any:
             here, (dq, dk, dv) = carry
             following, (dk, dv) = self._passed(here), self._passed((dk, dv))
-            late = product(self.full, *here, 1, 0)
+            k, v, kv_ids = here
+            late = product(self.full, k, v, kv_ids, 1, 0)
             own = self._chunk(number)
-            other = product(self.full, *here, own, own)
+            other = product(self.full, k, v, kv_ids, own, own)
             sums = added(added((dq, dk, dv), late, 1, 0), other, own, own)
             return (following, sums), None
 

@@ -16,10 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forerun.api.planning import plan
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.units import GIB
+from forerun.verbs.plan.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "scale.json"

@@ -171,7 +171,7 @@ def child(what: list[str], environment: dict[str, str]) -> dict[str, Any]:
 def measured(folder: Path, server: Server, steps: dict[str, Any], index_bytes: int) -> dict[str, Any]:
     """Return all measurements of a store that exists."""
     variables = server.environment
-    index = {"units": UNITS, "bytes": index_bytes}
+    index: dict[str, Any] = {"units": UNITS, "bytes": index_bytes}
     index["disk"] = child(["opened", str(folder / "store" / "k")], variables)
     index["bucket"] = child(["opened", "gs://bench/k"], variables)
     print(json.dumps(index), flush=True)

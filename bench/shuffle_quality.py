@@ -113,7 +113,7 @@ def trained(folder: Path, order: str, seed: int) -> float:
         Mixture._permuted = lambda self, inside, *rest: inside  # type: ignore[method-assign, assignment]
     BlockSizes.of = lambda *given: SMALL  # type: ignore[method-assign, assignment]
     try:
-        run = fr.train(job, display=make_display(io.StringIO()))
+        run = fr.train(job, reporter=make_display(io.StringIO()))
     finally:
         Mixture._permuted, BlockSizes.of = permute, sizes_of  # type: ignore[method-assign]
     lines = map(json.loads, (Path(run.folder) / "metrics.jsonl").read_text().splitlines())

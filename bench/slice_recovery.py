@@ -22,8 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "src")]
 
-from runs import Bench  # noqa: E402
-from slices_rig import EVERY, JOB, STEPS, trial, undisturbed  # noqa: E402
+from slices_rig import EVERY, JOB, STEPS, Bench, trial, undisturbed  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "slice_recovery.json"
 FIELDS = ("restart_seconds", "degrade_seconds", "return_seconds")

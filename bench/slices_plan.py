@@ -21,13 +21,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forerun.api.planning import plan
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.hardware.slices import slice_named
 from forerun.planner.cost.failures import FailureEstimate, failure_estimate
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Assumptions, Saves
 from forerun.units import GIB, Bytes, Count, Seconds
+from forerun.verbs.plan.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "slices_plan.json"

@@ -144,7 +144,8 @@ def measured(address: str, rounds: int) -> list[dict[str, Any]]:
     writer.create(["large"], os.urandom(LARGE_BYTES))
     for first in range(0, LISTED_OBJECTS, 50):
         writer.create([f"listed/{number:04}" for number in range(first, first + 50)], b"0123456789" * 100)
-    drivers, rows = {}, []
+    drivers: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
     for name, driver in DRIVERS.items():
         if name == "obstore" and importlib.util.find_spec("obstore") is None:
             continue

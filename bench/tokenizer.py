@@ -42,7 +42,7 @@ def dialogues(wheel: Path) -> list[str]:
 def direct(texts: list[str]) -> list[Any]:
     """Return the merges of the library's own trainer on all texts that are not held out."""
     made = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PATTERNS["qwen2"]), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(PATTERNS["qwen2"] or ""), behavior="isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB,

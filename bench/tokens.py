@@ -61,7 +61,7 @@ def main() -> None:
             cpu_ratios.append(bare_cpu / build_cpu)
             bares.append(text_bytes / bare_seconds)
             builds.append(text_bytes / build_seconds)
-    result = {
+    result: dict[str, Any] = {
         "tokenizer": Path(given.tokenizer).stat().st_size,
         "vocabulary": recipe.vocab,
         "cores": len(os.sched_getaffinity(0)),
@@ -103,7 +103,7 @@ def table(results: Iterable[dict[str, Any]]) -> str:
 
 def documents(folder: Path, megabytes: int) -> list[str]:
     """Return rows of 1 to 4 KB of the texts of a folder, repeated until they have about the requested size."""
-    cut = []
+    cut: list[str] = []
     for file in sorted(folder.rglob("*.txt")):
         text, at = file.read_text(encoding="utf-8", errors="ignore"), 0
         while at < len(text):

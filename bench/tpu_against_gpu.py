@@ -17,12 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from forerun.api.jobs import load_job
-from forerun.api.planning import plan
 from forerun.hardware.slices import slice_named
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.report.formatting import seconds_text
 from forerun.units import GIB
+from forerun.verbs.job_files import load_job
+from forerun.verbs.plan.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tpu_against_gpu.json"

@@ -63,7 +63,7 @@ QUICKLY = (
     "unit/run_folder",
     "unit/trained_model",
     "unit/run",
-    "unit/commands",
+    "unit/verbs",
     "unit/methods",
     "unit/nn",
     "unit/objectives",

@@ -106,7 +106,9 @@ def summary(errors: Sequence[float]) -> str:
 def main() -> int:
     chosen = [run for run in (*runs(), *development_runs()) if not run.unlike and scheduled_path(run).exists()]
     found = [slopes_of(run) for run in chosen if not recomputed(run)]
-    now, before, after = [], [], []
+    now: list[float] = []
+    before: list[float] = []
+    after: list[float] = []
     for generation in sorted({one.run.generation for one in found}):
         some = [one for one in found if one.run.generation == generation]
         factors = factors_of(some)

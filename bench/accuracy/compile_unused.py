@@ -89,8 +89,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*")
     given = parser.parse_args(arguments)
     CACHE.mkdir(parents=True, exist_ok=True)
-    compiler.parse = predict._keep_scheduled  # type: ignore[assignment]
-    compiler.step_time = _no_prediction  # type: ignore[assignment]
+    compiler.parse = predict._keep_scheduled  # type: ignore[attr-defined, assignment]
+    compiler.step_time = _no_prediction  # type: ignore[attr-defined, assignment]
     predict.use_own_server()
     side = side_of()
     wanted = [run for run in unused_runs() if given.side in (None, side[run.family])]

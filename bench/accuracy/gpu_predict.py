@@ -104,9 +104,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args(arguments)
-    compiler.parse = _keep_text  # type: ignore[assignment]
-    compiler.step_time = _no_prediction  # type: ignore[assignment]
-    fork_server.COMMAND = (sys.executable, "-P", str(WORKER))
+    compiler.parse = _keep_text  # type: ignore[attr-defined, assignment]
+    compiler.step_time = _no_prediction  # type: ignore[attr-defined, assignment]
+    fork_server.COMMAND = (sys.executable, "-P", str(WORKER))  # type: ignore[assignment]
     half_of = halves(runs())
     for run in runs():
         wanted = half(run, half_of) == given.half and (not given.names or any(name in run.name for name in given.names))

@@ -88,7 +88,7 @@ def use_own_server() -> None:
     def with_settings(question: CompileRequest, folder: Path) -> dict[str, str]:
         return {**environment(question, folder), SETTINGS: json.dumps(_here.settings)}
 
-    fork_server.COMMAND = (sys.executable, "-P", str(WORKER))
+    fork_server.COMMAND = (sys.executable, "-P", str(WORKER))  # type: ignore[assignment]
     compiler._environment = with_settings
 
 
@@ -129,7 +129,7 @@ def record(row: dict[str, Any]) -> None:
 
 
 def main(names: list[str]) -> int:
-    compiler.parse = _keep_scheduled
+    compiler.parse = _keep_scheduled  # type: ignore
     use_own_server()
     known = recorded()
     all_runs = [variant for run in runs() for variant in run.variants()]

@@ -38,5 +38,5 @@ def _sequential(self: Any, block: Any, x_BSE: jax.Array, mix: Any) -> jax.Array:
 def use(name: str) -> None:
     """Replace the layers of all decoders in this process by the ones with this name: parallel or sequential."""
     parameter_axes.MLP.pop("up")
-    Block.__init__.__kwdefaults__["up"] = None  # type: ignore[misc]
-    Decoder.block = {"parallel": _parallel, "sequential": _sequential}[name]  # type: ignore[method-assign]
+    Block.__init__.__kwdefaults__["up"] = None  # type: ignore[index]
+    Decoder.block = {"parallel": _parallel, "sequential": _sequential}[name]  # type: ignore[assignment]

@@ -35,9 +35,8 @@ def write_blocks(texts: dict[str, str]) -> None:
     """Replace the generated parts of the page, each between its markers."""
     text = PAGE.read_text()
     for name, block in texts.items():
-        text, count = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL
-        )
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text, count = marked.subn(lambda match: match[1] + block + match[2], text)  # noqa: B023
         assert count == 1, f"{PAGE} has no place for {name}"
     PAGE.write_text(text)
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # The environment variable with options, kernel and layers as JSON. Forerun's own replace those that are null.
 SETTINGS = "FORERUN_ACCURACY_SETTINGS"
@@ -28,9 +29,10 @@ def use_settings() -> None:
 
     settings = json.loads(os.environ[SETTINGS])
     if settings["options"] is not None:
-        build.compiler_options = lambda *_: CompilerOptions(settings["options"])  # type: ignore[assignment]
+        build.compiler_options = lambda *_: CompilerOptions(settings["options"])  # type: ignore[attr-defined]
     if settings["kernel"] in (LOOP, PLAIN):
-        attention._blockwise = loop_attention if settings["kernel"] == LOOP else plain_attention
+        replacement: Any = loop_attention if settings["kernel"] == LOOP else plain_attention
+        attention._blockwise = replacement
     elif settings["kernel"] is not None:
         choice = kernels.AttentionChoice(Kernel(**settings["kernel"]))
         kernels.attention = lambda *_, **__: choice  # type: ignore[assignment]

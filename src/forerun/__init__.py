@@ -21,71 +21,71 @@ from typing import TYPE_CHECKING, Any
 from forerun.version import __version__
 
 if TYPE_CHECKING:
-    from forerun.api.checking import JobReport as JobReport
-    from forerun.api.checking import check as check
-    from forerun.api.cloud_runs import cloud_resources as cloud_resources
-    from forerun.api.cloud_runs import fetch_run as fetch_run
-    from forerun.api.dataset import DataReport as DataReport
-    from forerun.api.dataset import compare_ledger as compare_ledger
-    from forerun.api.dataset import inspect_data as inspect_data
-    from forerun.api.dataset import tokenize_data as tokenize_data
-    from forerun.api.dataset import verify_data as verify_data
-    from forerun.api.exporting import Export as Export
-    from forerun.api.exporting import TeacherCache as TeacherCache
-    from forerun.api.exporting import TeacherCachePlan as TeacherCachePlan
-    from forerun.api.exporting import cache_teacher as cache_teacher
-    from forerun.api.exporting import export as export
-    from forerun.api.exporting import plan_teacher_cache as plan_teacher_cache
-    from forerun.api.jobs import convert as convert
-    from forerun.api.jobs import create_job as create_job
-    from forerun.api.jobs import job_schema as job_schema
-    from forerun.api.jobs import load_job as load_job
-    from forerun.api.language_model import Answer as Answer
-    from forerun.api.language_model import Evaluation as Evaluation
-    from forerun.api.language_model import LanguageModel as LanguageModel
-    from forerun.api.language_model import load_model as load_model
-    from forerun.api.listing import runs as runs
-    from forerun.api.machine import diagnose as diagnose
-    from forerun.api.machine import explain as explain
-    from forerun.api.machine import hardware_table as hardware_table
-    from forerun.api.planning import Plan as Plan
-    from forerun.api.planning import SearchResult as SearchResult
-    from forerun.api.planning import plan as plan
-    from forerun.api.planning import search as search
-    from forerun.api.profiling import Profile as Profile
-    from forerun.api.profiling import profile as profile
-    from forerun.api.reporting import RunComparison as RunComparison
-    from forerun.api.reporting import RunReport as RunReport
-    from forerun.api.reporting import compare_runs as compare_runs
-    from forerun.api.reporting import report_run as report_run
-    from forerun.api.stages import Stages as Stages
-    from forerun.api.stages import StagesPlan as StagesPlan
-    from forerun.api.stages import load_stages as load_stages
-    from forerun.api.stepping import TrainingProgram as TrainingProgram
-    from forerun.api.stepping import build as build
-    from forerun.api.sweeping import Sweep as Sweep
-    from forerun.api.sweeping import sweep as sweep
-    from forerun.api.tables import Table as Table
-    from forerun.api.tokenizing import TokenizerReport as TokenizerReport
-    from forerun.api.tokenizing import TrainedTokenizer as TrainedTokenizer
-    from forerun.api.tokenizing import inspect_tokenizer as inspect_tokenizer
-    from forerun.api.tokenizing import train_tokenizer as train_tokenizer
-    from forerun.api.training import Run as Run
-    from forerun.api.training import open_run as open_run
-    from forerun.api.training import train as train
     from forerun.cloud.view.run_rows import CloudRow as CloudRow
     from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.errors import UserError as UserError
+    from forerun.verbs.build import TrainingProgram as TrainingProgram
+    from forerun.verbs.build import build as build
+    from forerun.verbs.check.check import JobReport as JobReport
+    from forerun.verbs.check.check import check as check
+    from forerun.verbs.cloud_runs import cloud_resources as cloud_resources
+    from forerun.verbs.cloud_runs import fetch_run as fetch_run
+    from forerun.verbs.data import DataReport as DataReport
+    from forerun.verbs.data import compare_ledger as compare_ledger
+    from forerun.verbs.data import inspect_data as inspect_data
+    from forerun.verbs.data import tokenize_data as tokenize_data
+    from forerun.verbs.data import verify_data as verify_data
+    from forerun.verbs.export.export import Export as Export
+    from forerun.verbs.export.export import TeacherCache as TeacherCache
+    from forerun.verbs.export.export import TeacherCachePlan as TeacherCachePlan
+    from forerun.verbs.export.export import cache_teacher as cache_teacher
+    from forerun.verbs.export.export import export as export
+    from forerun.verbs.export.export import plan_teacher_cache as plan_teacher_cache
+    from forerun.verbs.job_files import convert as convert
+    from forerun.verbs.job_files import create_job as create_job
+    from forerun.verbs.job_files import job_schema as job_schema
+    from forerun.verbs.job_files import load_job as load_job
+    from forerun.verbs.language_model.language_model import Answer as Answer
+    from forerun.verbs.language_model.language_model import Evaluation as Evaluation
+    from forerun.verbs.language_model.language_model import LanguageModel as LanguageModel
+    from forerun.verbs.language_model.language_model import load_model as load_model
+    from forerun.verbs.listing import runs as runs
+    from forerun.verbs.machine import diagnose as diagnose
+    from forerun.verbs.machine import explain as explain
+    from forerun.verbs.machine import hardware_table as hardware_table
+    from forerun.verbs.plan.plan import Plan as Plan
+    from forerun.verbs.plan.plan import SearchResult as SearchResult
+    from forerun.verbs.plan.plan import plan as plan
+    from forerun.verbs.plan.plan import search as search
+    from forerun.verbs.profile.profile import Profile as Profile
+    from forerun.verbs.profile.profile import profile as profile
+    from forerun.verbs.reports import RunComparison as RunComparison
+    from forerun.verbs.reports import RunReport as RunReport
+    from forerun.verbs.reports import compare_runs as compare_runs
+    from forerun.verbs.reports import report_run as report_run
+    from forerun.verbs.stages.stages import Stages as Stages
+    from forerun.verbs.stages.stages import StagesPlan as StagesPlan
+    from forerun.verbs.stages.stages import load_stages as load_stages
+    from forerun.verbs.sweep.sweep import Sweep as Sweep
+    from forerun.verbs.sweep.sweep import sweep as sweep
+    from forerun.verbs.table import Table as Table
+    from forerun.verbs.tokenizer.tokenizer import TokenizerReport as TokenizerReport
+    from forerun.verbs.tokenizer.tokenizer import TrainedTokenizer as TrainedTokenizer
+    from forerun.verbs.tokenizer.tokenizer import inspect_tokenizer as inspect_tokenizer
+    from forerun.verbs.tokenizer.tokenizer import train_tokenizer as train_tokenizer
+    from forerun.verbs.train import Run as Run
+    from forerun.verbs.train import open_run as open_run
+    from forerun.verbs.train import train as train
     from forerun.watch.run_list import RunEntry as RunEntry
 
 # The module of each public name. A public name must not be the name of a module in this package: importing the module
 # would replace the attribute, so that `forerun.plan` could be a function or a module.
 _MODULES = {
-    "forerun.api.checking": ("JobReport", "check"),
-    "forerun.api.cloud_runs": ("cloud_resources", "fetch_run"),
-    "forerun.api.dataset": ("DataReport", "compare_ledger", "inspect_data", "tokenize_data", "verify_data"),
-    "forerun.api.exporting": (
+    "forerun.verbs.check.check": ("JobReport", "check"),
+    "forerun.verbs.cloud_runs": ("cloud_resources", "fetch_run"),
+    "forerun.verbs.data": ("DataReport", "compare_ledger", "inspect_data", "tokenize_data", "verify_data"),
+    "forerun.verbs.export.export": (
         "Export",
         "TeacherCache",
         "TeacherCachePlan",
@@ -93,19 +93,24 @@ _MODULES = {
         "export",
         "plan_teacher_cache",
     ),
-    "forerun.api.jobs": ("convert", "create_job", "job_schema", "load_job"),
-    "forerun.api.language_model": ("Answer", "Evaluation", "LanguageModel", "load_model"),
-    "forerun.api.listing": ("runs",),
-    "forerun.api.machine": ("diagnose", "explain", "hardware_table"),
-    "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
-    "forerun.api.reporting": ("RunComparison", "RunReport", "compare_runs", "report_run"),
-    "forerun.api.profiling": ("Profile", "profile"),
-    "forerun.api.stages": ("Stages", "StagesPlan", "load_stages"),
-    "forerun.api.stepping": ("TrainingProgram", "build"),
-    "forerun.api.sweeping": ("Sweep", "sweep"),
-    "forerun.api.tables": ("Table",),
-    "forerun.api.tokenizing": ("TokenizerReport", "TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
-    "forerun.api.training": ("Run", "open_run", "train"),
+    "forerun.verbs.job_files": ("convert", "create_job", "job_schema", "load_job"),
+    "forerun.verbs.language_model.language_model": ("Answer", "Evaluation", "LanguageModel", "load_model"),
+    "forerun.verbs.listing": ("runs",),
+    "forerun.verbs.machine": ("diagnose", "explain", "hardware_table"),
+    "forerun.verbs.plan.plan": ("Plan", "SearchResult", "plan", "search"),
+    "forerun.verbs.reports": ("RunComparison", "RunReport", "compare_runs", "report_run"),
+    "forerun.verbs.profile.profile": ("Profile", "profile"),
+    "forerun.verbs.stages.stages": ("Stages", "StagesPlan", "load_stages"),
+    "forerun.verbs.build": ("TrainingProgram", "build"),
+    "forerun.verbs.sweep.sweep": ("Sweep", "sweep"),
+    "forerun.verbs.table": ("Table",),
+    "forerun.verbs.tokenizer.tokenizer": (
+        "TokenizerReport",
+        "TrainedTokenizer",
+        "inspect_tokenizer",
+        "train_tokenizer",
+    ),
+    "forerun.verbs.train": ("Run", "open_run", "train"),
     "forerun.cloud.view.run_rows": ("CloudRow",),
     "forerun.config.migration.converted_job": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),

@@ -38,7 +38,20 @@ class TaskSpeed:
         return Seconds(self.spent_seconds * (self.total - self.done) / new) if new > 0 else None
 
 
-class ProgressBar:
+class TaskProgress:
+    """The progress of a task, from `Reporter.progress`. This class ignores it."""
+
+    def update(self, done: int, detail: str = "") -> None:
+        """Show that `done` are done, with a detail such as a speed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class ProgressBar(TaskProgress):
     """A bar for `noun`s, such as rows, on stderr. It never writes to stdout, which programs may read.
 
     Without a terminal it writes a line every `every_seconds` and one at the end. `live=False` does so on a terminal
@@ -54,9 +67,6 @@ class ProgressBar:
         self._shown = time.monotonic()
         self._bar: tuple[Progress, TaskID] | None = None
         self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
@@ -76,7 +86,6 @@ class ProgressBar:
             self._bar = self._start_bar()
 
     def update(self, done: int, detail: str = "") -> None:
-        """Show that `done` are done, with a detail such as a speed."""
         pace, now = self._pace, time.monotonic()
         pace.done = done
         is_complete = done >= pace.total

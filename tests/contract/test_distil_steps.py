@@ -18,20 +18,19 @@ import numpy as np
 import pytest
 from tiny_qwen3 import VOCAB, tiny_model, write_tokenizer
 
-from forerun.commands.cache_teacher import cache
-from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
+from forerun.reporter import LineReporter, StepView
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.open_data import batches_of
 from forerun.run.run_devices import program_on
 from forerun.run.train import TrainResult, train
-from forerun.track.display.display import StepView
 from forerun.track.display.make_display import make_display
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
+from forerun.verbs.cache.write_cache import cache
+from forerun.verbs.export.write_model import export
 
 pytestmark = pytest.mark.torch
 
@@ -236,7 +235,7 @@ def test_rounded_weights_an_adapter_and_a_teacher_learn_in_one_job() -> None:
     assert losses(rows, "soft")[0] - losses(rows, "soft")[-1] > 0.05
 
 
-class Breaks(PlainDisplay):
+class Breaks(LineReporter):
     def step(self, view: StepView) -> None:
         if view.step == 12:
             raise KeyboardInterrupt

@@ -101,10 +101,10 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """(ours, lm-eval's, the checkpoint's folder)."""
     from lm_eval.models.huggingface import HFLM
 
-    from forerun.commands.evaluate import language_of, longest_context, writer_of
     from forerun.evaluate.harness import HarnessModel
     from forerun.evaluate.scoring import Scorer
     from forerun.trained_model.load_model import load_model
+    from forerun.verbs.language_model.evaluate import language_of, longest_context, writer_of
 
     folder = tmp_path_factory.mktemp("checkpoint")
     reference, tokenizer = checkpoint(folder, request.param)

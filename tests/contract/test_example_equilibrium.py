@@ -23,8 +23,8 @@ from forerun.models.base import Model
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.planner.time.simulated_step_time import GUESSED_LOOP
+from forerun.reporter import LineReporter
 from forerun.run.train import train
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 JOB = EXAMPLES / "multi_stream" / "job.yaml"
@@ -139,7 +139,7 @@ def test_the_residual_is_in_the_metrics(tmp_path: Path) -> None:
     given = ["steps=2", "sequence=16", "batch=4", "sample.tokens=0", "device=cpu", "devices=1", f"runs={tmp_path}"]
     given += [f"model.options.{key}={value}" for key, value in options.items()]
     job = load(JOB, given).job
-    done = train(job, PlainDisplay(io.StringIO(), clock=time.monotonic))
+    done = train(job, LineReporter(io.StringIO(), clock=time.monotonic))
     assert done is not None
     taken = [row[METRIC] for row in read_metrics(tmp_path / job.name / "metrics.jsonl")]
     assert len(taken) == 2

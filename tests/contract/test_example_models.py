@@ -29,9 +29,8 @@ from forerun.models.base import Model
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.nn.spec import initial
+from forerun.reporter import LineReporter, StepView
 from forerun.run.train import train
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -331,7 +330,7 @@ def test_64_layers_and_mad_logits_have_finite_gradients() -> None:
         assert np.isfinite(leaf.astype(jnp.float32)).all()
 
 
-class Cut(PlainDisplay):
+class Cut(LineReporter):
     """Fails when a step is told, as a machine does that goes away."""
 
     def step(self, view: StepView) -> None:
@@ -355,13 +354,13 @@ def test_cut_off_and_resumed_is_uninterrupted_to_the_last_bit(name: str, tmp_pat
         given += [f"model.options.{key}={value}" for key, value in TINY[name].items()]
         return load(EXAMPLES / name / "job.yaml", given).job
 
-    def display(kind: type[PlainDisplay]) -> PlainDisplay:
+    def display(kind: type[LineReporter]) -> LineReporter:
         return kind(io.StringIO(), clock=time.monotonic)
 
-    whole = train(job("whole"), display(PlainDisplay))
+    whole = train(job("whole"), display(LineReporter))
     with pytest.raises(KeyboardInterrupt):
         train(job("cut"), display(Cut))
-    resumed = train(job("cut"), display(PlainDisplay))
+    resumed = train(job("cut"), display(LineReporter))
     assert whole is not None
     assert resumed is not None
     assert resumed.summary["resumed_at"] == 4

@@ -17,7 +17,6 @@ from family_parity import LENGTH, LONG, ROWS
 from lora_reference import checkpoint, job_in, torch_logits, torch_model, trained
 from test_lora_steps import our_logits
 
-from forerun.commands.export import export
 from forerun.config.schema import Job, Remat
 from forerun.config.schema import Model as Section
 from forerun.errors import UserError
@@ -37,6 +36,7 @@ from forerun.objectives.next_token import NextToken
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.verbs.export.write_model import export
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 RNG = np.random.default_rng(0)

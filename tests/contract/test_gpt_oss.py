@@ -16,7 +16,6 @@ from test_experts import BATCH, adapted
 from test_lora_steps import IDS, our_logits
 from test_wrappers import loaded
 
-from forerun.commands.export import export
 from forerun.config.schema import Job
 from forerun.config.schema import Model as Section
 from forerun.errors import UserError
@@ -35,6 +34,7 @@ from forerun.objectives.next_token import NextToken
 from forerun.objectives.router_losses import RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.verbs.export.write_model import export
 
 ROPE = Rope(1e4, 8)
 MODEL = Decoder(

@@ -24,10 +24,10 @@ from forerun.models.registry import model_of
 from forerun.nn import sharding
 from forerun.program.build import Program, build, make_mesh, program_hash
 from forerun.program.sizes import resting
+from forerun.reporter import LineReporter
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
-from forerun.track.display.plain import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "optimizer"
@@ -147,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(job: Job) -> loop.TrainResult:
-    finished = loop.train(job, PlainDisplay(io.StringIO(), clock=time.monotonic))
+    finished = loop.train(job, LineReporter(io.StringIO(), clock=time.monotonic))
     assert finished is not None
     return finished
 

@@ -14,7 +14,6 @@ from qat_reference import losses, recovering_model, rounded_model
 from safetensors.numpy import load_file
 from test_sft_steps import checkpoint
 
-from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
@@ -25,6 +24,7 @@ from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.verbs.export.write_model import export
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,6 @@ from error_assertions import assert_error
 from safetensors.numpy import load_file
 
 from forerun.cli.main import main
-from forerun.commands.stage_outline import _outline, planning_job
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
 from forerun.models import pretrained
@@ -25,6 +24,7 @@ from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
 from forerun.trained_model.load_model import fsdp_mesh, method_params
+from forerun.verbs.stages.stage_outline import _outline, planning_job
 from forerun.weights_io.packed import unpack
 
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]

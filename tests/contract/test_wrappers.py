@@ -24,7 +24,6 @@ from wrappers_reference import (
     reference_logits,
 )
 
-from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Model as Section
 from forerun.generate.engine import Engine, Settings
@@ -38,6 +37,7 @@ from forerun.program.build import make_mesh
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.trained_model.load_model import abstract_plain_params, pretrained_params
+from forerun.verbs.export.write_model import export
 
 # PEFT looks for the keys of rank_pattern only among modules, and warns about those of parameters, which it applies.
 UNMATCHED = "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"

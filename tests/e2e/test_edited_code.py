@@ -45,7 +45,7 @@ shown = io.StringIO()
 
 def losses(job):
     with make_display(shown) as display:
-        run = fr.train(job, display=display)
+        run = fr.train(job, reporter=display)
     return [row["loss"] for row in run.metrics if "loss" in row], str(run.folder.absolute())
 
 

@@ -38,12 +38,11 @@ from forerun.config.schema import Job
 from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.hardware.devices import choose
+from forerun.reporter import LineReporter, StepView
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
 from forerun.run.open_data import Placement
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 STEPS, EVERY, WINDOW = 24, 5, 8
@@ -107,7 +106,7 @@ class Faulty:
         return replace(batch, weights=weights)
 
 
-class Quiet(PlainDisplay):
+class Quiet(LineReporter):
     def __init__(self, kill_at: int | None = None) -> None:
         super().__init__(io.StringIO(), clock=time.monotonic)
         self._kill_at = kill_at

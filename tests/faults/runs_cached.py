@@ -29,13 +29,13 @@ from runs import ROOT, TEXT, Bench, Run
 from runs_hosts import STOPPED, TOLERANCE, HostsRun
 from teacher_folder import write_teacher
 
-from forerun.commands.cache_teacher import cache
 from forerun.config.load import load
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.preference_reference import read_log_probs, write_log_probs
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.verbs.cache.write_cache import cache
 
 HOSTS, STEPS, EVERY, STOP_AT = 2, 24, 5, 6
 JOB = """\

@@ -21,7 +21,6 @@ import pytest
 from error_assertions import assert_error
 from teacher_folder import write_teacher
 
-from forerun.commands.cache_teacher import cache
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.data import checked_json
@@ -36,6 +35,7 @@ from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.supervise.leader.member import Member
 from forerun.supervise.leader.verdicts import differing
 from forerun.track.display.make_display import make_display
+from forerun.verbs.cache.write_cache import cache
 
 JOB = """\
 model: {layers: 1, embed: 16, heads: 2}

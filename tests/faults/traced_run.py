@@ -18,8 +18,8 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # the program runs for mi
 import numpy as np
 
 from forerun.config.load import load
+from forerun.reporter import LineReporter
 from forerun.run import train as loop
-from forerun.track.display.plain import PlainDisplay
 
 BAD_STEP = 3
 JOB = """\
@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     real = loop.batches_of
     loop.batches_of = lambda *given: BadBatch(real(*given))  # type: ignore[assignment,return-value]
     job = load(folder / "job.yaml", [f"runs={folder}"]).job
-    assert loop.train(job, PlainDisplay(io.StringIO(), clock=time.monotonic)) is not None
+    assert loop.train(job, LineReporter(io.StringIO(), clock=time.monotonic)) is not None
 
 
 if __name__ == "__main__":

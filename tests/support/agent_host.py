@@ -15,6 +15,7 @@ from forerun.cloud.host.service import ServiceState, parse_state
 from forerun.cloud.host.settings import AgentSettings
 from forerun.cloud.provider import CloudUnavailable, SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, HostEntry, Option, ReadyEntry
+from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
 
 SYSTEMCTL = """#!/bin/sh
@@ -131,7 +132,9 @@ class Host:
             thread.join()
 
     def report(self, host: int = 0) -> HostEntry | None:
-        return self.files.hosts(1, host + 1).get(host)
+        entry = self.files.hosts(1, host + 1).get(host)
+        assert not isinstance(entry, DamagedEntry)
+        return entry
 
     def phase(self, host: int = 0) -> str:
         entry = self.report(host)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,7 +11,7 @@ from fake.faults import Dropped, Fault
 from fake.server import FakeServer
 
 from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Rest
+from forerun.cloud.google.rest import Params, Rest
 
 PROJECT = "forerun-test"
 BASE = "http://fake"
@@ -46,7 +45,7 @@ class CloudInProcess:
         )
 
     def request(
-        self, method: str, url: str, *, json: Any = None, params: Mapping[str, str] | None = None, timeout: Any = None
+        self, method: str, url: str, *, json: Any = None, params: Params | None = None, timeout: Any = None
     ) -> Reply:
         del timeout
         path = url.removeprefix(BASE) + (f"?{urlencode(params)}" if params else "")

@@ -109,7 +109,8 @@ def separate_documents() -> Batch[np.ndarray]:
     for row, (end, length) in enumerate(zip(np.cumsum(DOCUMENTS), DOCUMENTS, strict=True)):
         arrays[0][row, :length] = ROWS.tokens[-1, end - length : end]
         arrays[3][row, :length], positions[row, :length] = 1, np.arange(length)
-    return Batch(*arrays, positions)
+    tokens, targets, weights, segments = arrays
+    return Batch(tokens, targets, weights, segments, positions)
 
 
 SEPARATE = separate_documents()
@@ -218,7 +219,8 @@ def stored_tensors(one: Pair) -> list[tuple[str, Any]]:
 
 def loss_and_gradients(one: Pair) -> tuple[float, Any]:
     def loss(params: Any) -> jax.Array:
-        sums = NextToken(chunk=7)(one.model, params, ROWS, Compute(remat=Remat(policy="none")))
+        batch = jax.tree.map(jnp.asarray, ROWS)
+        sums = NextToken(chunk=7)(one.model, params, batch, Compute(remat=Remat(policy="none")))
         total, counted = sums.loss, sums.weight
         return total / counted
 
@@ -287,7 +289,7 @@ def reference_tokens(reference: Any, prompt: list[int]) -> list[int]:
     return tokens
 
 
-def our_tokens(one: Pair, shape: MeshShape) -> list[list[int]]:
+def our_tokens(one: Pair, shape: MeshShape) -> list[list[int | None]]:
     mesh = make_mesh(shape, jax.devices()[: shape.devices])
     where = spec.map_specs(lambda s: stored(mesh, s.shape, s.axes), one.model.specs())
     params = jax.device_put(jax.tree.map(np.asarray, one.params), where)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.control.ledger import RunLedger
@@ -128,7 +129,8 @@ class SimulatedCloud:
     clock_error: float = 0.0
 
     def files(self, *, faulty: bool = False) -> RunFiles:
-        return RunFiles(MemoryFolder(self.contents, "", self._before if faulty else lambda: None))
+        folder: Any = MemoryFolder(self.contents, "", self._before if faulty else lambda: None)
+        return RunFiles(folder)
 
     def _before(self) -> None:
         self.before()

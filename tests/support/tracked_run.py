@@ -42,4 +42,4 @@ def main(folder: Path, resume_at: int, written: int, last: int, *settings: str) 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), *sys.argv[5:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -13,12 +13,12 @@ import pytest
 
 import forerun
 from forerun import exit_codes
-from forerun.api.machine import hardware_table
 from forerun.cli.main import main
 from forerun.config.load import load
 from forerun.error_catalog import CODE, NOTES, PAGE, PLACEHOLDER, SourceModule, code_of, codes, entry_of
 from forerun.errors import UserError
 from forerun.supervise.leader.verdicts import difference
+from forerun.verbs.machine import hardware_table
 
 PACKAGE = Path(forerun.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]

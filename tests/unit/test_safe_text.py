@@ -134,7 +134,7 @@ def test_the_live_display_is_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
             phase.detail = f"{HOSTILE} http://host/?SECRET"
             print(HOSTILE)  # a library that prints while the display is drawn
             print(f"{HOSTILE} http://host/?a=SECRET", file=sys.stderr)
-        display.say(HOSTILE)
+        display.info(HOSTILE)
         display.warn(f"http://a:SECRET@host {HOSTILE}")
         assert isinstance(display._live, SafeLive)
     assert sys.stdout is before

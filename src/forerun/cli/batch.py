@@ -19,7 +19,7 @@ from forerun.safe_text import printable
 from forerun.units import GIB
 
 if TYPE_CHECKING:
-    from forerun.api.language_model import LanguageModel
+    from forerun.verbs.language_model.language_model import LanguageModel
 
 MAX_BATCH_BYTES = GIB
 

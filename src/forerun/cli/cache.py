@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     """Compute the cache of a teacher, or print its size, time and price on slices."""
     if args.on:
         return _planned(args)
-    from forerun.api.exporting import cache_teacher
+    from forerun.verbs.export.export import cache_teacher
 
     for job in _jobs(args):
         written = cache_teacher(job)
@@ -43,7 +43,7 @@ def _planned(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, job: Job) -> int:
-    from forerun.api.exporting import plan_teacher_cache
+    from forerun.verbs.export.export import plan_teacher_cache
 
     plan = plan_teacher_cache(job, on=args.on, zone=args.zone, provider=args.provider, prices=args.prices)
     print(f"cache: {plan.description}")

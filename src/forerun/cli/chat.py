@@ -14,7 +14,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from forerun.api.language_model import LanguageModel
+    from forerun.verbs.language_model.language_model import LanguageModel
 
 RESET, SHOW_HELP, LEAVE = "/reset", "/help", ("/exit", "/quit")
 CTRL_C = "\x03"  # what the terminal would send for Ctrl-C; no line of a user has it

@@ -8,11 +8,11 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from forerun.commands.check import Group, Row
 from forerun.safe_text import clean, printable, raw_stream
+from forerun.verbs.check.values import Group, Row
 
 if TYPE_CHECKING:
-    from forerun.api.checking import JobReport
+    from forerun.verbs.check.check import JobReport
 
 _WIDEST_VALUE = 20
 _NARROWEST_ORIGIN = 24
@@ -25,13 +25,13 @@ def run(args: argparse.Namespace) -> int:
 
     stages = chosen_stages(args)
     for stage in stages:
-        from forerun.api.stages import check_stage
+        from forerun.verbs.stages.stages import check_stage
 
         print(f"{'' if stage is stages[0] else chr(10)}stage {stage.name}: {stage.start_text}\n")
         _report(check_stage(stage, args.on), complete=args.all)
     if not stages:
-        from forerun.api.checking import check_loaded
-        from forerun.api.jobs import open_job
+        from forerun.verbs.check.check import check_loaded
+        from forerun.verbs.job_files import open_job
 
         _report(check_loaded(open_job(args.job, args.overrides), args.on), complete=args.all)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from forerun.api.jobs import convert
+from forerun.verbs.job_files import convert
 
 
 def run(args: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _job(args: argparse.Namespace) -> Job:
     if args.stage is None:
-        from forerun.api.jobs import load_job
+        from forerun.verbs.job_files import load_job
 
         return load_job(args.job, *args.overrides)
     from forerun.cli.options.stage_choice import planned_jobs
@@ -51,10 +51,10 @@ def _job(args: argparse.Namespace) -> Job:
 
 
 def _show(args: argparse.Namespace, resolved: ResolvedJob) -> int:
-    from forerun.api.dataset import PIPED_COLUMNS, inspect_data
     from forerun.console import SafeConsole
     from forerun.data.reads.cache_size import bucket_cache
     from forerun.units import Bytes
+    from forerun.verbs.data import PIPED_COLUMNS, inspect_data
 
     report = inspect_data(resolved.job, samples=args.samples)
     for text in report.warnings:
@@ -70,7 +70,7 @@ def _show(args: argparse.Namespace, resolved: ResolvedJob) -> int:
 
 
 def _tokenize(job: Job, shard: tuple[int, int], ray: str | None) -> int:
-    from forerun.api.dataset import tokenize_data
+    from forerun.verbs.data import tokenize_data
 
     share = "the data" if shard == (0, 1) else f"shard {shard[0]}/{shard[1]}"
     for name, (folder, is_complete) in tokenize_data(job, shard=shard, ray=ray).items():
@@ -80,8 +80,8 @@ def _tokenize(job: Job, shard: tuple[int, int], ray: str | None) -> int:
 
 
 def _verify(job: Job) -> int:
-    from forerun.api.dataset import verify_data
     from forerun.units import Count
+    from forerun.verbs.data import verify_data
 
     for name, part in verify_data(job).items():
         text = f"{Count(part.tokens)} tokens are as they were written, {part.folder}"
@@ -90,7 +90,7 @@ def _verify(job: Job) -> int:
 
 
 def _compare(job: Job, ledger: str) -> int:
-    from forerun.api.dataset import compare_ledger
+    from forerun.verbs.data import compare_ledger
 
     found = compare_ledger(job, ledger)
     skipped = f"; {found.skipped} of these steps were skipped by the guard" if found.skipped else ""

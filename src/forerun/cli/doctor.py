@@ -53,10 +53,10 @@ def _run_cloud(args: argparse.Namespace) -> int:
 
 def _need(args: argparse.Namespace) -> CloudNeed:
     """Return what the job and the options need. Nothing is planned, so that the check takes seconds."""
-    from forerun.api.jobs import open_job
     from forerun.cloud.checks.cloud_need import CloudNeed
     from forerun.cloud.compute.machine_types import is_machine_type, rented_name
     from forerun.hardware.slices import slice_named
+    from forerun.verbs.job_files import open_job
 
     words = list(args.overrides)
     job = open_job(words[0], words[1:]) if words else None

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
             fix=f"forerun eval {args.source} --data held_out.txt, or --tasks hellaswag, or both",
         )
     _require_possible(args)
-    from forerun.api.language_model import load_model
+    from forerun.verbs.language_model.language_model import load_model
 
     model = load_model(
         args.source,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from forerun.api.machine import explain
 from forerun.error_catalog import codes, what_of
+from forerun.verbs.machine import explain
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import sys
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.api.exporting import export
+    from forerun.verbs.export.export import export
     from forerun.weights_io.vllm import checklist, serve_command
 
     def say(words: str) -> None:

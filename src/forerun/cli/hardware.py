@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forerun.api.machine import TABLES, hardware_table
+from forerun.verbs.machine import TABLES, hardware_table
 
 
 def run(args: argparse.Namespace) -> int:

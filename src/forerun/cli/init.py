@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from forerun.api.jobs import create_job
 from forerun.config.recipes import RECIPES, Recipe, recipe_named
 from forerun.errors import UserError
+from forerun.verbs.job_files import create_job
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,11 +13,11 @@ from forerun.cli.options.job_warnings import print_warnings
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
-    from forerun.api.planning import Plan
-    from forerun.api.stages import StagesPlan
     from forerun.config.schema import Job
     from forerun.config.stages import Stage
     from forerun.resolve.resolved_job import ResolvedJob
+    from forerun.verbs.plan.plan import Plan
+    from forerun.verbs.stages.stages import StagesPlan
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,8 +38,8 @@ def _has_stored_results() -> bool:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from forerun.api.jobs import load_job
     from forerun.cli.options.stage_choice import chosen_stages, require_one
+    from forerun.verbs.job_files import load_job
 
     stages = chosen_stages(args)
     for option in ("--html", "--search", "--trace"):
@@ -75,10 +75,10 @@ def _run(args: argparse.Namespace) -> int:
         "progress": not args.json,
     }
     if not stages:
-        from forerun.api.planning import plan_resolved
+        from forerun.verbs.plan.plan import plan_resolved
 
         return _show(args, plan_resolved(resolved[0], **options))
-    from forerun.api.stages import plan_stage, plan_stages
+    from forerun.verbs.stages.stages import plan_stage, plan_stages
 
     return _show(args, plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options))
 
@@ -89,13 +89,13 @@ def _resolved(job: Job | None, stages: Sequence[Stage]) -> list[ResolvedJob]:
         from forerun.resolve.resolve_model import resolve_model
 
         return [resolve_model(job)]
-    from forerun.commands.stage_outline import resolve_stage
+    from forerun.verbs.stages.stage_outline import resolve_stage
 
     return [resolve_stage(stage) for stage in stages]
 
 
 def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
-    from forerun.api.planning import PIPED_COLUMNS
+    from forerun.verbs.plan.plan import PIPED_COLUMNS
 
     if args.json:
         import json
@@ -118,10 +118,10 @@ def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
 
 def _search(args: argparse.Namespace, resolved: ResolvedJob) -> int:
     """Search, print the ranking, and write the best plan as a job file."""
-    from forerun.api.slice_compiler import SliceCompiler
     from forerun.hardware.prices import provider_names
     from forerun.planner.search.search import run_search
     from forerun.resolve.job_corpus import with_steps
+    from forerun.verbs.plan.slice_compiler import SliceCompiler
 
     print_warnings(resolved)
     resolved = with_steps(resolved)

@@ -7,11 +7,11 @@ import argparse
 
 def run(args: argparse.Namespace) -> int:
     """Record the steps, and print the summary and where the trace is."""
-    from forerun.api.jobs import load_job
-    from forerun.api.profiling import profile
     from forerun.cli.options.job_warnings import print_warnings
     from forerun.cli.options.stage_choice import chosen_stages, require_one
     from forerun.resolve.resolve_model import resolve_model
+    from forerun.verbs.job_files import load_job
+    from forerun.verbs.profile.profile import profile
 
     stages = chosen_stages(args)
     require_one(stages, "forerun profile")

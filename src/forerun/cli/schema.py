@@ -10,7 +10,7 @@ from forerun.files import write_output
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.api.jobs import job_schema
+    from forerun.verbs.job_files import job_schema
 
     text = json.dumps(job_schema(), indent=2)
     if args.output is None:

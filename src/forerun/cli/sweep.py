@@ -10,13 +10,13 @@ from forerun import interrupt
 from forerun.exit_codes import INTERRUPTED, STOPPED
 
 if TYPE_CHECKING:
-    from forerun.commands.sweep.runner import SweepRunner
+    from forerun.verbs.sweep.runner import SweepRunner
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.commands.sweep.report import print_table, shown_path, write_report
-    from forerun.commands.sweep.sweep import prepare, require_success, train
     from forerun.console import SafeConsole
+    from forerun.verbs.sweep.report import print_table, shown_path, write_report
+    from forerun.verbs.sweep.run_sweep import prepare, require_success, train
 
     sweep = prepare(args.job, args.words, parallel=args.parallel)
     for line in (*sweep.description(), *sweep.changes):

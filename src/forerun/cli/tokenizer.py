@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from forerun.api.tokenizing import train_tokenizer
+    from forerun.verbs.tokenizer.tokenizer import train_tokenizer
 
     if args.to is None:
         raise UserError(
@@ -43,7 +43,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from forerun.api.tokenizing import inspect_tokenizer
+    from forerun.verbs.tokenizer.tokenizer import inspect_tokenizer
 
     name, *texts = args.texts
     if not texts:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import interrupt
-from forerun.api.jobs import warn
 from forerun.cli.main import told
 from forerun.config.load import LoadedJob, load, values
 from forerun.config.stages import Stage, stage_named, stages_of
@@ -25,6 +24,7 @@ from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
 from forerun.run.profiling.step_range import range_of
 from forerun.units import Count, Seconds
+from forerun.verbs.job_files import warn
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
@@ -65,7 +65,7 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
         )
     _require_one_host(args, stages, worker)
     if worker is None:
-        from forerun.api.stages import begin_stages
+        from forerun.verbs.stages.stages import begin_stages
 
         for stage in chosen:
             _require_run_in_place(args, stage.loaded)
@@ -112,7 +112,7 @@ def _require_one_host(args: argparse.Namespace, stages: Sequence[Stage], worker:
 
 def _ready(stages: Sequence[Stage], stage: Stage, worker: Worker) -> Job | None:
     """Return the job of a stage after its start was written, or None if the stage is finished."""
-    from forerun.api.stages import ready_to_train
+    from forerun.verbs.stages.stages import ready_to_train
 
     worker.pulse.phase("stage result")
     return ready_to_train(stages, stage, partial(print, flush=True))
@@ -126,7 +126,7 @@ def _started_by_user(
     options: Sequence[str] = (),
 ) -> int:
     """Take the lock of the run, then train or supervise. A supervisor's workers do not come here."""
-    from forerun.api.training import run_lock
+    from forerun.verbs.train import run_lock
 
     hosts = _hosts(args, loaded.job)
     supervised = args.supervise or args.host or args.leader or hosts.count > 1
@@ -163,12 +163,12 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, r
             if (job := ready(worker)) is None:
                 return 0
             loaded = replace(loaded, job=job)
-        from forerun.api.training import train_here
         from forerun.track.display.make_display import make_display
+        from forerun.verbs.train import train_here
 
-        with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
+        with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as reporter:
             steps = range_of(args.profile) if args.profile else None
-            finished = train_here(loaded.job, display, fresh=args.fresh, worker=worker, profile=steps)
+            finished = train_here(loaded.job, reporter, fresh=args.fresh, worker=worker, profile=steps)
     if finished is None:
         return INTERRUPTED if interrupt.pressed() else STOPPED
     if worker.first and finished.state is not None:
@@ -196,7 +196,6 @@ def resumption(job: Job, *, fresh: bool = False) -> str:
 def _imports() -> None:
     """Import the modules that take most of the time between the start and the first step."""
     importlib.import_module("forerun.run.train")
-    importlib.import_module("forerun.track.display.display")
 
 
 def _tell(loaded: LoadedJob, finished: TrainResult) -> None:

@@ -13,6 +13,7 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.data.order.ledger import Ledger
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.guard import DivergenceGuard
 from forerun.run.hooks import Hook
@@ -23,7 +24,6 @@ from forerun.run.validation import Validation
 from forerun.run_folder.saved_files import record_of
 from forerun.run_folder.stored_files import StoredFiles
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 
@@ -144,7 +144,7 @@ def retention_of(resolved: ResolvedJob) -> Retention:
     return Retention(rules.keep, rules.keep_every, rules.keep_best)
 
 
-def save_reporter(display: Display, worker: Worker) -> Callable[[str], None]:
+def save_reporter(reporter: Reporter, worker: Worker) -> Callable[[str], None]:
     """Return a function that reports problems of a save to the user, and to the supervisor as progress.
 
     Without the report, the supervisor would take a long wait for a bucket for a stall.
@@ -152,6 +152,6 @@ def save_reporter(display: Display, worker: Worker) -> Callable[[str], None]:
 
     def report(text: str) -> None:
         worker.pulse.phase("save")
-        display.warn(text)
+        reporter.warn(text)
 
     return report

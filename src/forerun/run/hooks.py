@@ -13,12 +13,12 @@ from forerun.data.order.ledger import Ledger
 from forerun.data.read_ahead import StepSource
 from forerun.data.reads.store_reads import StoreReads
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.run.extension import Extension
 from forerun.run.pipeline import FinishedStep
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 
@@ -70,12 +70,12 @@ class ValidationHook(Hook):
         validation: Validation,
         throughput: Throughput,
         metrics_log: MetricsLog | None,
-        display: Display,
+        reporter: Reporter,
         worker: Worker,
         times: RunTimes,
     ) -> None:
         self._validation, self._throughput, self._metrics_log = validation, throughput, metrics_log
-        self._display, self._worker, self._times = display, worker, times
+        self._reporter, self._worker, self._times = reporter, worker, times
 
     def on_start(self, step: int, state: State) -> None:
         """Repeat the evaluation that the stop of an earlier process interrupted."""
@@ -91,7 +91,7 @@ class ValidationHook(Hook):
         if result is not None:
             if self._metrics_log is not None:
                 self._metrics_log.write(step, **result.metrics_row)
-            self._display.say(str(result))
+            self._reporter.info(str(result))
         self._throughput.exclude()
 
 
@@ -134,7 +134,7 @@ class MetricsHook(Hook):
         self,
         throughput: Throughput,
         metrics_log: MetricsLog | None,
-        display: Display,
+        reporter: Reporter,
         *,
         log_every: int,
         feed: Feed[Any, Any],
@@ -142,7 +142,7 @@ class MetricsHook(Hook):
         times: RunTimes,
         reads: StoreReads | None = None,
     ) -> None:
-        self._throughput, self._metrics_log, self._display = throughput, metrics_log, display
+        self._throughput, self._metrics_log, self._reporter = throughput, metrics_log, reporter
         self._reads = reads
         self._log_every, self._feed, self._extension, self._times = log_every, feed, extension, times
 
@@ -156,7 +156,7 @@ class MetricsHook(Hook):
     def on_finish(self, finished: FinishedStep) -> None:
         step, throughput = finished.step, self._throughput
         if finished.warning:
-            self._display.warn(finished.warning)
+            self._reporter.warn(finished.warning)
         self._times.finish_step(step, self._feed.waited_seconds, is_useful=finished.rejection is None)
         if finished.metrics is None:
             throughput.skip(step)
@@ -170,20 +170,20 @@ class MetricsHook(Hook):
             row = throughput.take_metrics_row() | figures | self._times.shares() | finished.metrics_row()
             self._metrics_log.write(step, **row)
             self._times.mark(step)
-        self._display.step(throughput.view())
+        self._reporter.step(throughput.view())
 
 
 class ReadsHook(Hook):
     """Shows messages about the reads of stores in a bucket: the first damaged block, and the totals at the end."""
 
-    def __init__(self, reads: StoreReads | None, display: Display) -> None:
-        self._reads, self._display = reads, display
+    def __init__(self, reads: StoreReads | None, reporter: Reporter) -> None:
+        self._reads, self._reporter = reads, reporter
 
     def on_finish(self, finished: FinishedStep) -> None:
         for text in self._reads.take_messages() if self._reads is not None else ():
-            self._display.warn(text)
+            self._reporter.warn(text)
 
     def on_stop(self, step: int, state: State) -> None:
         total = None if self._reads is None else self._reads.total()
         if total is not None:
-            self._display.warn(total)
+            self._reporter.warn(total)

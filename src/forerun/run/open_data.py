@@ -14,25 +14,25 @@ from forerun.data.order.batches import Batches
 from forerun.data.tokens.build import BuildProgress
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
+from forerun.reporter import Phase, Reporter
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.track.display.display import Display, Phase
 from forerun.units import Bytes, Count, Seconds
 
 
-def open_corpus_with_progress(resolved: ResolvedJob, display: Display, host: tuple[int, int] = (0, 1)) -> Corpus:
-    """Return the job's corpus. Show the progress, a summary and warnings on the display.
+def open_corpus_with_progress(resolved: ResolvedJob, reporter: Reporter, host: tuple[int, int] = (0, 1)) -> Corpus:
+    """Return the job's corpus. Show the progress, a summary and warnings on the reporter.
 
     `host` is this host and the number of hosts, which share the work on a store in a bucket.
     """
-    with display.phase("data") as phase:
+    with reporter.phase("data") as phase:
         corpus = open_corpus(resolved, progress_callback(phase), host)
         first_line, *other_lines = corpus.lines()
         phase.detail = first_line
     for line in other_lines:
-        display.say(f"data  {line}")
+        reporter.info(f"data  {line}")
     for text in corpus.warnings:
-        display.warn(text)
+        reporter.warn(text)
     return corpus
 
 

@@ -33,11 +33,11 @@ from forerun.objectives.preference import Preference
 from forerun.program.build import Program
 from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
+from forerun.reporter import Phase, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.open_data import Placement
 from forerun.run_folder.run_folder import RunFolder, newest_record
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display, Phase
 from forerun.trained_model.base_weights import read_file_weights
 from forerun.units import Seconds
 
@@ -56,7 +56,7 @@ Said = NDArray[np.float32]  # log-probabilities [pairs, 2]: chosen, rejected; Na
 
 
 def with_reference(
-    resolved: ResolvedJob, program: Program, corpus: Corpus, folder: RunFolder, display: Display, worker: Worker
+    resolved: ResolvedJob, program: Program, corpus: Corpus, folder: RunFolder, reporter: Reporter, worker: Worker
 ) -> Corpus:
     """Return the corpus, with reference log-probabilities if the objective reads them from the batches.
 
@@ -65,15 +65,15 @@ def with_reference(
     objective = program.method.objective
     if not isinstance(objective, Preference):
         return corpus
-    display.say(f"reference: {TOLD[objective.reference]}")
+    reporter.info(f"reference: {TOLD[objective.reference]}")
     if objective.reference != "cached":
         return corpus
     worker.pulse.phase(FOLDER)
-    with display.phase(FOLDER) as phase:
-        asked = ReferenceModel(resolved, program, folder, worker, partial(_shown, phase, worker), display.warn)
-        train = asked.references([(part, part.rows) for part in corpus.parts], "train", display)
+    with reporter.phase(FOLDER) as phase:
+        asked = ReferenceModel(resolved, program, folder, worker, partial(_shown, phase, worker), reporter.warn)
+        train = asked.references([(part, part.rows) for part in corpus.parts], "train", reporter)
         held_out = [(part, part.kept) for part in corpus.parts if part.kept is not None and len(part.kept)]
-        kept = asked.references(held_out, "validation", display)
+        kept = asked.references(held_out, "validation", reporter)
         pair_count = sum(map(len, (*train.values, *kept.values)))
         phase.detail = f"{pair_count} pairs, {asked.computed} computed now"
     return replace(
@@ -110,14 +110,16 @@ class ReferenceModel:
         self.computed = 0
         self._base = self._noted() or self._begun()
 
-    def references(self, parts: Sequence[tuple[CorpusPart, PackedRows]], side: str, display: Display) -> PairReferences:
+    def references(
+        self, parts: Sequence[tuple[CorpusPart, PackedRows]], side: str, reporter: Reporter
+    ) -> PairReferences:
         """Return the reference's log-probabilities of all pairs of these parts, in their order."""
         pairs = tuple(rows for _, rows in parts if isinstance(rows, Pairs))
         assert len(pairs) == len(parts)
-        values = (self._values(part, side, rows, display) for (part, _), rows in zip(parts, pairs, strict=True))
+        values = (self._values(part, side, rows, reporter) for (part, _), rows in zip(parts, pairs, strict=True))
         return PairReferences(pairs, tuple(values))
 
-    def _values(self, part: CorpusPart, side: str, rows: Pairs, display: Display) -> Said:
+    def _values(self, part: CorpusPart, side: str, rows: Pairs, reporter: Reporter) -> Said:
         """Return the log-probabilities of one part of the data, from its cache file or computed now."""
         key = f"{FORMAT} {rows.digest} {self._base} {self._program.compute.dtype} {self._model}"
         identity = hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -126,7 +128,7 @@ class ReferenceModel:
         try:
             known = read_log_probs(path, len(found)) if self._worker.first else None
         except ValueError as error:
-            display.warn(f"{path} is damaged and is computed again: {error}")
+            reporter.warn(f"{path} is damaged and is computed again: {error}")
             known = None
         found = _of_first_host(found if known is None else known)
         self._compute(rows, found, path)

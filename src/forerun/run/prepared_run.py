@@ -19,6 +19,7 @@ from forerun.data.read_ahead import read_ahead
 from forerun.hardware.devices import DeviceChoice
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords
 from forerun.run.compile.compile_step import CompiledStep, forbid_compilation
@@ -41,7 +42,6 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.saved_files import LEDGER, METRICS, SavedFiles
 from forerun.run_folder.stored_files import StoredFiles, read_summary, store_summary
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog, write_summary
 from forerun.track.run_times import RunTimes
@@ -53,14 +53,14 @@ class RunSession:
 
     Args:
       resolved: the job. Its steps may be open until the data was read.
-      display: shows phases, warnings and progress to the user.
+      reporter: shows phases, warnings and progress to the user.
       worker: connects the run to its supervisor.
       times: records the times of the phases.
       profile: the steps to record with the profiler, or None.
     """
 
     resolved: ResolvedJob
-    display: Display
+    reporter: Reporter
     worker: Worker
     times: RunTimes = field(default_factory=RunTimes)
     profile: StepRange | None = None
@@ -121,7 +121,7 @@ def train_steps(
     store: CheckpointStore,
 ) -> State:
     """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
-    display, worker, times = prepared.session.display, prepared.session.worker, prepared.session.times
+    reporter, worker, times = prepared.session.reporter, prepared.session.worker, prepared.session.times
     resolved, job = prepared.resolved, prepared.resolved.job
     program, batches = prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
@@ -135,12 +135,12 @@ def train_steps(
         **resume.extensions,
     }
     with (
-        open_metrics(resolved, folder, saved, last, display, worker) as metrics_log,
-        open_ledger(resolved, folder, saved, display, worker) as ledger,
+        open_metrics(resolved, folder, saved, last, reporter, worker) as metrics_log,
+        open_ledger(resolved, folder, saved, reporter, worker) as ledger,
         read_ahead(batches, reads, last, has_ledger=ledger is not None) as source,
         Feed(source, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
-        profiling(resume.profile, folder, throughput, times, display, worker) as profile_hooks,
+        profiling(resume.profile, folder, throughput, times, reporter, worker) as profile_hooks,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
         # therefore stored with them.
@@ -156,20 +156,20 @@ def train_steps(
             ledger=ledger,
             stored_files=StoredFiles(folder, saved, journals, times.log) if is_elsewhere else None,
         )
-        schedule = SaveSchedule(resolved, program, first, last, display.say, display.warn)
+        schedule = SaveSchedule(resolved, program, first, last, reporter.info, reporter.warn)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation and the samples at its step.
         hooks: list[Hook] = [
             *profile_hooks,
-            ValidationHook(validation, throughput, metrics_log, display, worker, times),
+            ValidationHook(validation, throughput, metrics_log, reporter, worker, times),
             SampleHook(
                 resolved,
                 prepared.sampler,
                 throughput,
                 lambda: validation.is_exhausted,
                 metrics_log,
-                display,
+                reporter,
                 worker,
                 times,
             ),
@@ -180,14 +180,14 @@ def train_steps(
             MetricsHook(
                 throughput,
                 metrics_log,
-                display,
+                reporter,
                 log_every=job.log_every,
                 feed=feed,
                 extension=resume.extension,
                 times=times,
                 reads=reads,
             ),
-            ReadsHook(reads, display),
+            ReadsHook(reads, reporter),
         ]
         pipeline = StepPipeline(
             state,
@@ -205,7 +205,7 @@ def train_steps(
 
 @contextmanager
 def open_metrics(
-    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, last: int, display: Display, worker: Worker
+    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, last: int, reporter: Reporter, worker: Worker
 ) -> Iterator[MetricsLog | None]:
     """Open metrics.jsonl and start the trackers that read it. Yield None on all hosts but the first.
 
@@ -216,7 +216,7 @@ def open_metrics(
     if not worker.first:
         yield None
         return
-    path, tell = folder.metrics, display.warn
+    path, tell = folder.metrics, reporter.warn
     with (
         MetricsLog(path, resume_at=saved.step, seals=saved.seals(METRICS), tell=tell) as log,
         tracking(resolved.job, path, last, tell),
@@ -226,13 +226,13 @@ def open_metrics(
 
 @contextmanager
 def open_ledger(
-    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, display: Display, worker: Worker
+    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, reporter: Reporter, worker: Worker
 ) -> Iterator[Ledger | None]:
     """Open the ledger. Yield None if the job does not ask for one, and on all hosts but the first."""
     if not resolved.job.data.ledger or not worker.first:
         yield None
         return
-    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), tell=display.warn) as ledger:
+    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), tell=reporter.warn) as ledger:
         yield ledger
 
 

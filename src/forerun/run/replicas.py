@@ -18,10 +18,10 @@ from forerun.exit_codes import DAMAGED
 from forerun.program.build import Program
 from forerun.program.fingerprint import compiled_fingerprints
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.hooks import Hook
 from forerun.run.pipeline import FinishedStep
-from forerun.track.display.display import Display
 
 NAMED = 4
 
@@ -156,12 +156,12 @@ def replicated_arrays(state: State, devices: list[Any]) -> list[ReplicatedArray]
     return arrays
 
 
-def replica_check_of(resolved: ResolvedJob, program: Program, display: Display) -> ReplicaCheck:
+def replica_check_of(resolved: ResolvedJob, program: Program, reporter: Reporter) -> ReplicaCheck:
     """Return the job's replica check. Warn if a part of the state has no replicas."""
     every = resolved.job.guard.compare_every
     check = ReplicaCheck(program, every)
     if every and check.compared_share < 1:
-        display.warn(
+        reporter.warn(
             f"guard.compare_every compares {check.compared_share:.1%} of the state: the rest is split over all devices "
             f"(mesh {program.derived.mesh}, data x fsdp x tp), so it has no replicas to compare"
         )

@@ -26,10 +26,10 @@ def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, Resum
       UserError: the data or the frozen weights are not those of the checkpoint, or no step is left.
     """
     session, resolved = prepared.session, prepared.resolved
-    program, folder, display, worker = prepared.program, prepared.folder, session.display, session.worker
+    program, folder, reporter, worker = prepared.program, prepared.folder, session.reporter, session.worker
     checkpoints = folder.checkpoints(resolved.job)
-    with display.phase("state") as phase:
-        state, first, skipped = state_of(prepared, store, display.warn)
+    with reporter.phase("state") as phase:
+        state, first, skipped = state_of(prepared, store, reporter.warn)
         record = store.record(first) if first else {}
         prepared.validation.resume(record, first)
         phase.detail = f"step {first} from {checkpoints}" if first else resolved.starting_weights
@@ -37,21 +37,21 @@ def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, Resum
     worker.pulse.fact("checkpoint", f"step {first}")
     session.times.resume(first)
     for damaged in skipped:
-        display.warn(f"skipped a damaged checkpoint: {damaged}")
+        reporter.warn(f"skipped a damaged checkpoint: {damaged}")
 
     require_steps_left(resolved, first, checkpoints)
     profile = session.profile
     if profile is not None:
-        profile = still_ahead(profile, first, resolved.steps, worker, display.warn)
+        profile = still_ahead(profile, first, resolved.steps, worker, reporter.warn)
     extension = extension_of(resolved, record, first, int(state.step))
     if extension is not None:
-        display.warn(extension.said(resolved.job.optimizer.schedule))
+        reporter.warn(extension.said(resolved.job.optimizer.schedule))
     saved = saved_files(store, first)
     memory = DeviceMemory(local_devices(prepared.devices))
     worker.pulse.measure_memory(memory.fullest)
     resume = ResumePoint(
         saved,
-        guard_of(resolved, folder, saved, display.warn),
+        guard_of(resolved, folder, saved, reporter.warn),
         extension,
         extensions_of(record, extension),
         base_of(program, state),

@@ -17,24 +17,24 @@ from forerun.methods.kept import rounding_messages
 from forerun.methods.method import parameter_count, trainable_count
 from forerun.program.build import Program, program_of
 from forerun.program.kernels import compute_capability, job_attention
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.unroll_choice import with_unroll_chosen
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.units import Count
 
 
-def choose_devices(resolved: ResolvedJob, display: Display, worker: Worker) -> DeviceChoice:
+def choose_devices(resolved: ResolvedJob, reporter: Reporter, worker: Worker) -> DeviceChoice:
     """Return the devices of the run, and report them.
 
     Raises:
       UserError: there are no such devices, or the job's mesh is impossible on them.
     """
     chosen = replace(choose(resolved.job.device, resolved.job.devices), slices=worker.slices)
-    display.say(f"device: {chosen.reason}")
-    _report_slices(resolved, worker, display)
+    reporter.info(f"device: {chosen.reason}")
+    _report_slices(resolved, worker, reporter)
     if chosen.warning:
-        display.warn(chosen.warning)
+        reporter.warn(chosen.warning)
     mesh_on(resolved, chosen)
     return chosen
 
@@ -44,15 +44,15 @@ def session_slices(resolved: ResolvedJob, worker: Worker) -> dict[str, Any]:
     return {} if worker.slices is None else {"slices": worker.slices, "of_slices": resolved.job.mesh.slices}
 
 
-def _report_slices(resolved: ResolvedJob, worker: Worker, display: Display) -> None:
+def _report_slices(resolved: ResolvedJob, worker: Worker, reporter: Reporter) -> None:
     """Warn if fewer slices take part than the job has, or if `mesh.min_slices` has no effect."""
     axes = resolved.job.mesh
     if axes.min_slices is None:
         return
     if worker.slices is None:
-        display.warn("mesh.min_slices has no effect: one process runs all slices, so none of them can be lost alone")
+        reporter.warn("mesh.min_slices has no effect: one process runs all slices, so none of them can be lost alone")
     elif worker.slices != axes.slices:
-        display.warn(f"{worker.slices} of {axes.slices} slices take part; each computes more rows of the same batch")
+        reporter.warn(f"{worker.slices} of {axes.slices} slices take part; each computes more rows of the same batch")
 
 
 def mesh_on(resolved: ResolvedJob, chosen: DeviceChoice) -> mesh.MeshShape:
@@ -84,15 +84,15 @@ def program_on(
     return program_of(resolved, mesh_on(resolved, chosen), chosen.devices, rows)
 
 
-def report_program(resolved: ResolvedJob, program: Program, chosen: DeviceChoice, display: Display) -> None:
+def report_program(resolved: ResolvedJob, program: Program, chosen: DeviceChoice, reporter: Reporter) -> None:
     """Report the size of the program, its kernels, and weights that are rounded."""
-    display.say(program_line(resolved, program))
+    reporter.info(program_line(resolved, program))
     if (kernel := attention_note(resolved, chosen)) is not None:
-        display.say(kernel)
+        reporter.info(kernel)
     if (note := eight_bit_note(resolved, program.eight_bits)) is not None:
-        display.say(note)
+        reporter.info(note)
     for text, is_warning in rounding_messages(resolved):
-        (display.warn if is_warning else display.say)(text)
+        (reporter.warn if is_warning else reporter.info)(text)
 
 
 def program_line(resolved: ResolvedJob, program: Program) -> str:

@@ -15,17 +15,17 @@ from forerun.generate.stream import NotFinite, Stream
 from forerun.nn.spec import merge
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.hooks import Hook
 from forerun.run.throughput import Throughput
 from forerun.safe_text import printable
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 
 NOT_FINITE = "[the logits of the next token are not finite]"
-SHOWN = 200  # characters of a sample that the display shows
+SHOWN = 200  # characters of a sample that the reporter shows
 
 
 class Sampler:
@@ -122,13 +122,13 @@ class SampleHook(Hook):
         throughput: Throughput,
         ends_early: Callable[[], bool],
         metrics_log: MetricsLog | None,
-        display: Display,
+        reporter: Reporter,
         worker: Worker,
         times: RunTimes,
     ) -> None:
         self._every, self._ends_early = resolved.job.sample.every, ends_early
         self._sampler, self._throughput = sampler, throughput
-        self._metrics_log, self._display, self._worker, self._times = metrics_log, display, worker, times
+        self._metrics_log, self._reporter, self._worker, self._times = metrics_log, reporter, worker, times
 
     def is_due(self, step: int) -> bool:
         if self._sampler is None:
@@ -143,7 +143,7 @@ class SampleHook(Hook):
         if self._metrics_log is not None:
             self._metrics_log.write(step, samples=samples)
         for sample in samples:
-            self._display.say(f"sample at step {step}: {_shown(sample['prompt'])} | {_shown(sample['text'])}")
+            self._reporter.info(f"sample at step {step}: {_shown(sample['prompt'])} | {_shown(sample['text'])}")
         self._throughput.exclude()
 
 

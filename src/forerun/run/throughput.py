@@ -10,7 +10,7 @@ from typing import Any
 from forerun.hardware.device_memory import DeviceMemory
 from forerun.program.build import Program
 from forerun.program.state import Metrics
-from forerun.track.display.display import StepView
+from forerun.reporter import StepView
 
 RECENT = 20  # steps whose median time is reported
 
@@ -142,7 +142,7 @@ class Throughput:
         }
 
     def view(self) -> StepView:
-        """Return the values of the last step for the display."""
+        """Return the values of the last step for the reporter."""
         step_seconds = self.recent_seconds()
         return StepView(
             step=self._step,

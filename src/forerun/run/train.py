@@ -11,6 +11,7 @@ from forerun.config.schema import Job
 from forerun.methods.job_warnings import warnings_of
 from forerun.program.state import State
 from forerun.report.report_file import write_report
+from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.checkpoint_hook import retention_of, save_reporter
@@ -32,7 +33,6 @@ from forerun.run.validation import Validation
 from forerun.run_folder.model_code import record_code
 from forerun.run_folder.open_folder import open_folder
 from forerun.supervise.worker.worker import Worker, silent_worker
-from forerun.track.display.display import Display
 from forerun.track.run_times import RunTimes
 from forerun.trained_model.base_weights import require_matching_weights
 
@@ -48,7 +48,7 @@ class TrainResult:
 
 def train(
     job: Job,
-    display: Display,
+    reporter: Reporter,
     *,
     fresh: bool = False,
     worker: Worker | None = None,
@@ -58,7 +58,7 @@ def train(
 
     Args:
       job: the job as written. Its open values, such as `steps`, are filled in here.
-      display: shows phases, warnings and progress to the user.
+      reporter: shows phases, warnings and progress to the user.
       fresh: start over. An earlier run of this name is renamed.
       worker: connects the run to its supervisor, if there is one.
       profile: the steps to record with the profiler.
@@ -72,7 +72,7 @@ def train(
     worker = worker or silent_worker()
     times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
     try:
-        session = RunSession(resolve_model(job), display, worker, times, profile)
+        session = RunSession(resolve_model(job), reporter, worker, times, profile)
         return _train(session, fresh)
     except BaseException as error:
         known = user_error_of(error, worker.hosts)
@@ -85,23 +85,23 @@ def train(
 
 
 def _train(session: RunSession, fresh: bool) -> TrainResult | None:
-    resolved, display, worker, times = session.resolved, session.display, session.worker, session.times
+    resolved, reporter, worker, times = session.resolved, session.reporter, session.worker, session.times
 
     # ---- What can be known without data: a mistake ends the run within seconds ----
     check_before_data(resolved, worker)
     use_cache()
     worker.initialize_jax()
-    devices = choose_devices(resolved, display, worker)
+    devices = choose_devices(resolved, reporter, worker)
     times.describe(devices=len(devices.devices), **session_slices(resolved, worker))
-    if not fresh and (summary := finished_summary(resolved, display.say)) is not None:
+    if not fresh and (summary := finished_summary(resolved, reporter.info)) is not None:
         return _finished_result(summary, session)
-    display.say(f"model: {resolved.starting_weights}")
+    reporter.info(f"model: {resolved.starting_weights}")
     for text in warnings_of(resolved):
-        display.warn(text)
+        reporter.warn(text)
 
     # ---- Data: read, tokenized and packed into rows of one length ----
     session.phase("data")
-    corpus = open_corpus_with_progress(resolved, display, (worker.index, worker.hosts))
+    corpus = open_corpus_with_progress(resolved, reporter, (worker.index, worker.hosts))
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)
 
@@ -113,26 +113,26 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
     if session.profile is not None:
         session.profile.require_reached(resolved.steps)
     # The number of steps of a job in epochs is known only now, after its data was read.
-    if has_open_steps and not fresh and (summary := finished_summary(resolved, display.say)) is not None:
+    if has_open_steps and not fresh and (summary := finished_summary(resolved, reporter.info)) is not None:
         return _finished_result(summary, session)
     corpus = with_teacher_targets(resolved, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
-    program = program_on(resolved, devices, corpus.rows.epoch, display.say)
+    program = program_on(resolved, devices, corpus.rows.epoch, reporter.info)
     # Hosts with different programs would wait for each other's collectives forever.
     worker.pulse.fact("unroll", str(program.compute.unroll))
-    report_program(resolved, program, devices, display)
-    folder = open_folder(resolved.job, fresh=fresh, writes=worker.first, tell=display.warn)
+    report_program(resolved, program, devices, reporter)
+    folder = open_folder(resolved.job, fresh=fresh, writes=worker.first, tell=reporter.warn)
     if worker.first:
-        record_code(folder, resolved.job, display.say, display.warn)
-        times.open(folder.events, display.warn)
+        record_code(folder, resolved.job, reporter.info, reporter.warn)
+        times.open(folder.events, reporter.warn)
     checkpoints = folder.checkpoints(resolved.job)
     check_before_compile(resolved, program, corpus, checkpoints)
     times.phase("compile")
-    step = compile_step(program, display, resolved.job.name)
+    step = compile_step(program, reporter, resolved.job.name)
     if worker.first:
-        write_program_record(folder, program_record(resolved, program, devices, step.hash), display.warn)
+        write_program_record(folder, program_record(resolved, program, devices, step.hash), reporter.warn)
     with times.spent("startup"):  # preparation of the data
-        corpus = with_reference(resolved, program, corpus, folder, display, worker)
+        corpus = with_reference(resolved, program, corpus, folder, reporter, worker)
     prepared = PreparedRun(
         session=session,
         devices=devices,
@@ -141,17 +141,17 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
         compiled_step=step,
         batches=batches_of(resolved, program, corpus),
         folder=folder,
-        replica_check=replica_check_of(resolved, program, display),
-        validation=Validation(resolved, program, corpus, display),
+        replica_check=replica_check_of(resolved, program, reporter),
+        validation=Validation(resolved, program, corpus, reporter),
         sampler=sampler_of(resolved, program, corpus.tokenizer),
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
     session.phase("restore")
-    with CheckpointStore(checkpoints, keep=retention_of(resolved), tell=save_reporter(display, worker)) as store:
+    with CheckpointStore(checkpoints, keep=retention_of(resolved), tell=save_reporter(reporter, worker)) as store:
         state, resume, throughput = restore(prepared, store)
         if prepared.sampler is not None:
-            with times.spent("compile"), display.phase("compile samples"):
+            with times.spent("compile"), reporter.phase("compile samples"):
                 prepared.sampler.compile(state)
 
         # ---- Steps ----
@@ -159,7 +159,7 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
             with worker.saving_at_ctrl_c():
                 state = train_steps(prepared, resume, state, throughput, store)
         finally:
-            display.close()
+            reporter.close()
 
     # ---- Result ----
     worker.pulse.phase("finish")
@@ -167,15 +167,15 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
     ended_early = last_step < throughput.last and validation.is_exhausted
     if (last_step < throughput.last and not ended_early) or validation.is_pending(last_step):
         times.stop(last_step, "asked" if worker.stop.ends_job else "slices")
-        display.say(_stop_message(last_step, worker))
+        reporter.info(_stop_message(last_step, worker))
         if worker.first:
-            write_report(folder, resolved.job, display.warn, stopped=True)
+            write_report(folder, resolved.job, reporter.warn, stopped=True)
         return None
     if ended_early:
-        display.say(f"ended at step {last_step}: {validation.stop_reason}")
+        reporter.info(f"ended at step {last_step}: {validation.stop_reason}")
     summary = finish_files(prepared, resume, throughput, store)
     if worker.first:
-        write_report(folder, resolved.job, display.warn)
+        write_report(folder, resolved.job, reporter.warn)
     return TrainResult(summary, final_sample(prepared, state), state)
 
 
@@ -183,7 +183,7 @@ def _finished_result(summary: dict[str, Any], session: RunSession) -> TrainResul
     """Return the result of a run that an earlier process finished. Raise if a profile of it is asked for."""
     profile, steps = session.profile, summary["steps"]
     if profile is not None:
-        still_ahead(profile, max(profile.first, steps), steps, session.worker, session.display.warn)
+        still_ahead(profile, max(profile.first, steps), steps, session.worker, session.reporter.warn)
     return TrainResult(summary, "", None)
 
 

@@ -21,10 +21,10 @@ from forerun.objectives.preference import ACCURACY
 from forerun.program.build import Program
 from forerun.program.compiler_options import compile_lowered
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.open_data import Placement
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 
 ORDER_SEED = 0  # a constant and not the job's seed: all runs evaluate the same rows, so they can be compared
 
@@ -95,7 +95,7 @@ class Validation:
     The constructor compiles the evaluation, because nothing may be compiled between steps.
     """
 
-    def __init__(self, resolved: ResolvedJob, program: Program, corpus: Corpus, display: Display) -> None:
+    def __init__(self, resolved: ResolvedJob, program: Program, corpus: Corpus, reporter: Reporter) -> None:
         job, settings = resolved.job, resolved.job.validation
         self._every = settings.every or job.checkpoint.evaluation_steps
         self._patience, self._last = settings.patience, program.derived.steps
@@ -110,7 +110,7 @@ class Validation:
         )
         self._placed, rows = Placement(like), like.tokens.shape[1]
         self._batches = [*batches_of(corpus.kept, rows, settings.batches, self._placed.held)]
-        with display.phase("compile validation") as phase:
+        with reporter.phase("compile validation") as phase:
             with jax.set_mesh(program.mesh):
                 lowered = jax.jit(program.evaluate).lower(program.state.params, like)
             require_nats(self._nats, [LOSS, *lowered.out_info.told])

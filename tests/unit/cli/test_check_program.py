@@ -16,7 +16,6 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from forerun.cli.main import main
-from forerun.commands import check
 from forerun.config.load import load
 from forerun.hardware import devices
 from forerun.hardware.mesh import MeshShape
@@ -29,6 +28,7 @@ from forerun.resolve.derive import derive
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import Count
+from forerun.verbs.check import values as check
 
 Capture = pytest.CaptureFixture[str]
 Check = Callable[..., dict[str, tuple[str, str]]]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from forerun.api.jobs import warn
 from forerun.cli.main import main
 from forerun.generate.engine import Engine
 from forerun.hardware.mesh import MeshShape
+from forerun.verbs.job_files import warn
 
 Capture = pytest.CaptureFixture[str]
 TEMPLATE = (
@@ -83,9 +83,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             **parts(),
         )
 
-    monkeypatch.setattr("forerun.api.language_model.load_weights", load_model)
-    monkeypatch.setattr("forerun.api.language_model.use_cache", lambda: None)
-    monkeypatch.setattr("forerun.api.language_model.Engine", lambda *_, **__: engine())
+    monkeypatch.setattr("forerun.verbs.language_model.language_model.load_weights", load_model)
+    monkeypatch.setattr("forerun.verbs.language_model.language_model.use_cache", lambda: None)
+    monkeypatch.setattr("forerun.verbs.language_model.language_model.Engine", lambda *_, **__: engine())
     return calls
 
 
@@ -286,7 +286,7 @@ def test_a_turn_ends_at_its_text_in_messages_alone(
     asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     whole = generate(["[user]Hi[a]", "--max-tokens", "12"], capsys).strip()
-    monkeypatch.setattr("forerun.api.language_model.LanguageModel.turn_stop", (whole[4:7],))
+    monkeypatch.setattr("forerun.verbs.language_model.language_model.LanguageModel.turn_stop", (whole[4:7],))
     file = tmp_path / "in.jsonl"
     messages = [{"role": "user", "content": "Hi"}]
     file.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "[user]Hi[a]"}) + "\n")

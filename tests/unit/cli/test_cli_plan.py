@@ -44,7 +44,7 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr("forerun.api.slice_compiler.answers", made.answers)
+    monkeypatch.setattr("forerun.verbs.plan.slice_compiler.answers", made.answers)
     return made
 
 
@@ -200,7 +200,7 @@ def test_a_slice_on_which_the_program_cannot_be_built_has_a_row(
             raise UserError("E-PLAN-999", "v3-8: no such kernel", why="v3 lacks it", fix="attention=xla")
         return made.verdict(question)
 
-    monkeypatch.setattr("forerun.api.slice_compiler.cached_fit_result", judge)
+    monkeypatch.setattr("forerun.verbs.plan.slice_compiler.cached_fit_result", judge)
     page = tmp_path / "plan.html"
     assert main(["plan", job, "--on", "v3-8,v6e-1", "--json", "--html", str(page)]) == 0
     rows = {row["slice"]: row for row in json.loads(capsys.readouterr().out)["slices"]}
@@ -228,7 +228,7 @@ def test_trace_of_the_slice(
         asked.append(question.slice.name)
         keep(module)
 
-    monkeypatch.setattr("forerun.api.tracing.verdict", compiled)
+    monkeypatch.setattr("forerun.verbs.plan.trace.verdict", compiled)
     file = tmp_path / "step.json"
     assert main(["plan", job, "--on", "v6e-1", "--trace", str(file)]) == 0
     assert asked == ["v6e-1"]
@@ -238,6 +238,6 @@ def test_trace_of_the_slice(
     assert step["dur"] == 1e6
     capsys.readouterr()
     compiler.too_small = {"v6e-1"}
-    monkeypatch.setattr("forerun.api.planning.verified", lambda *_: [], raising=True)
+    monkeypatch.setattr("forerun.verbs.plan.plan.verified", lambda *_: [], raising=True)
     assert main(["plan", job, "--on", "v6e-1", "--trace", str(tmp_path / "none.json")]) == 2
     assert not (tmp_path / "none.json").exists()

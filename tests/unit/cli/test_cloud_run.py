@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from simulated_cloud import START, SimulatedCloud, SimulatedProvider
 
-from forerun.api.jobs import open_job
 from forerun.cli.cloud.file_list import file_summary
 from forerun.cli.cloud.run import _shortened
 from forerun.cli.cloud.run_outline import outline
@@ -18,6 +17,7 @@ from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry
 from forerun.cloud.setup.job_files import job_files
 from forerun.errors import UserError
 from forerun.planner.compile.installed_compilers import InstalledCompiler
+from forerun.verbs.job_files import open_job
 
 JOB = """\
 name: tiny

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hybrid_specs import NAMES, E, F, H, specs, stacks
 
-from forerun.api.checking import check_loaded
 from forerun.config.load import load
 from forerun.config.methods.training_method import Lora
 from forerun.methods.lora import LoraTransform
 from forerun.methods.target_matches import TargetCoverage, TargetMatch, layer_numbers, target_coverage
+from forerun.verbs.check.check import check_loaded
 
 R = 3
 

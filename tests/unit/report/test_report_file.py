@@ -15,14 +15,14 @@ from forerun.config.schema import Job
 from forerun.report import report_file
 from forerun.report.report_file import write_report
 from forerun.report.run_record import read_run
+from forerun.reporter import LineReporter
 from forerun.run.train import train
 from forerun.run_folder.run_folder import RunFolder
-from forerun.track.display.plain import PlainDisplay
 
 
 def test_a_real_run_ends_with_its_report(make_job: Callable[..., Job]) -> None:
     job = make_job("steps=4")
-    with PlainDisplay(io.StringIO(), clock=time.monotonic) as display:
+    with LineReporter(io.StringIO(), clock=time.monotonic) as display:
         train(job, display)
     folder = Path(job.runs) / job.name
     found = PageContent((folder / "report.html").read_text())

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from forerun.config.schema import Job
+from forerun.reporter import LineReporter
 from forerun.run import train as loop
 from forerun.run.guard import DivergenceError
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]
@@ -39,7 +39,7 @@ class BadFromStep5:
 def test_a_split_run_that_restarts_is_the_run_of_one_device(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("lora.rank=2", "sequence=32", "steps=8")
     split = make_job(*settings, "devices=4", "mesh.fsdp=2", "mesh.context=2")
-    healthy, display = loop.batches_of, PlainDisplay(io.StringIO(), clock=time.monotonic)
+    healthy, display = loop.batches_of, LineReporter(io.StringIO(), clock=time.monotonic)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "batches_of", lambda *given: BadFromStep5(healthy(*given)))
         with pytest.raises(DivergenceError):

@@ -30,11 +30,10 @@ from forerun.data.order.ledger import entries
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.objectives.batch import Batch
+from forerun.reporter import LineReporter, StepView
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
 from forerun.run_folder.run_folder import RunFolder, job_of_run
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.load_model import load_model
 
@@ -43,7 +42,7 @@ BAD = (3, 5)
 Damage = Callable[[Path], None]
 
 
-class Copying(PlainDisplay):
+class Copying(LineReporter):
     """Copies a run's folder in the middle of the run, after a save: what a killed machine would leave."""
 
     def __init__(self, folder: Path, copy: Path) -> None:

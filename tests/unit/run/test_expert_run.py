@@ -13,8 +13,8 @@ import pytest
 from forerun.config.schema import Job
 from forerun.models import sizes
 from forerun.models.decoder_config import ExpertConfig
+from forerun.reporter import LineReporter
 from forerun.run import train as loop
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]
@@ -27,7 +27,7 @@ def test_a_run_continues_on_another_mesh(make_job: MakeJob, monkeypatch: pytest.
     tiny = replace(tiny, experts=ExpertConfig(count=4, top=2, mlp=24))
     monkeypatch.setitem(sizes.SIZES, NAME, tiny)
     settings = (f"model={NAME}", "lora.rank=2", "sequence=32", "batch=8", *CONSTANT)
-    display = PlainDisplay(io.StringIO(), clock=time.monotonic)
+    display = LineReporter(io.StringIO(), clock=time.monotonic)
     loop.train(make_job(*settings, "steps=4", "devices=4", "mesh.fsdp=2", "mesh.expert=2"), display)
     job = make_job(*settings, "steps=8", "devices=4", "mesh.fsdp=1", "mesh.expert=4")
     resumed = loop.train(job, display)

@@ -16,11 +16,11 @@ import pytest
 from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import CACHE_HIT, COMPILED, count_events
 from forerun.run.extension import Extension, extension_of, learning_rate
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]
@@ -29,7 +29,7 @@ CONSTANT = ("optimizer.schedule=constant", "optimizer.warmup=0")
 
 def trained(job: Job) -> tuple[loop.TrainResult, str]:
     lines = io.StringIO()
-    finished = loop.train(job, PlainDisplay(lines, clock=time.monotonic))
+    finished = loop.train(job, LineReporter(lines, clock=time.monotonic))
     assert finished is not None
     return finished, lines.getvalue()
 
@@ -73,10 +73,10 @@ def test_an_extended_run_is_the_longer_run(make_job: MakeJob, ten: tuple[Job, lo
     assert Reader(Path(six.runs) / "tiny" / "checkpoints").record(10)["extensions"] == [recorded]
 
     with pytest.raises(UserError, match=r"10.*E-RUN-024"):
-        loop.train(six, PlainDisplay(io.StringIO(), clock=time.monotonic))
+        loop.train(six, LineReporter(io.StringIO(), clock=time.monotonic))
     with pytest.raises(UserError, match="E-RUN-027"):
         loop.train(
-            make_job("steps=12", "optimizer.lr=0.5", *CONSTANT), PlainDisplay(io.StringIO(), clock=time.monotonic)
+            make_job("steps=12", "optimizer.lr=0.5", *CONSTANT), LineReporter(io.StringIO(), clock=time.monotonic)
         )
 
 

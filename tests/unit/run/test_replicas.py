@@ -20,13 +20,13 @@ from forerun.config.schema import Job, Model, Optimizer
 from forerun.hardware.mesh import MeshShape
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.state import State
+from forerun.reporter import LineReporter
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import forbid_compilation
 from forerun.run.pipeline import StepPipeline
 from forerun.run.replicas import CorruptionError, ReplicaCheck, replica_check_of, replicated_arrays
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]
@@ -127,12 +127,12 @@ def test_what_has_no_copy_is_told_in_one_line() -> None:
     program = program_on(MeshShape(1, 8, 1), embed=1024)
     told = io.StringIO()
     job = Job.model_validate({"model": {"layers": 1}, "data": "unread", "guard": {"compare_every": 5}})
-    check = replica_check_of(ResolvedJob(job), program, PlainDisplay(told, clock=time.monotonic))
+    check = replica_check_of(ResolvedJob(job), program, LineReporter(told, clock=time.monotonic))
     assert 0 < check.compared_share < 0.1
     assert re.search(r"compares [0-9.]+% of the state.*mesh 1x8x1", told.getvalue())
     assert told.getvalue().count("\n") == 1
     quiet, off = io.StringIO(), Job.model_validate({"model": {"layers": 1}, "data": "unread"})
-    prove(replica_check_of(ResolvedJob(off), program, PlainDisplay(quiet, clock=time.monotonic)), 1, program.state)
+    prove(replica_check_of(ResolvedJob(off), program, LineReporter(quiet, clock=time.monotonic)), 1, program.state)
     assert quiet.getvalue() == ""
 
 
@@ -149,8 +149,8 @@ def test_a_run_stops_before_it_saves_what_is_damaged_and_goes_on_from_what_is_wh
         if step == 6:
             self.state = with_damage(self.state, (2,), 3)
 
-    def display() -> PlainDisplay:
-        return PlainDisplay(io.StringIO(), clock=time.monotonic)
+    def display() -> LineReporter:
+        return LineReporter(io.StringIO(), clock=time.monotonic)
 
     with monkeypatch.context() as patch:
         patch.setattr(StepPipeline, "dispatch", with_a_flip)

@@ -17,12 +17,11 @@ from forerun.data.tokenizer import ByteTokenizer
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.nn.spec import merge
+from forerun.reporter import LineReporter, StepView
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.run_devices import program_on
 from forerun.run.sample import sample_text
 from forerun.run.train import train
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.event_log import read_events
 from forerun.track.metrics import read_metrics
 
@@ -43,7 +42,7 @@ class Killed(BaseException):
     """Ends a run like a kill: nothing is saved."""
 
 
-class Fragile(PlainDisplay):
+class Fragile(LineReporter):
     """Ends the run when a step is shown."""
 
     def __init__(self, last: int | None = None) -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
+from forerun.reporter import LineReporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import save_schedule
 from forerun.run import train as loop
 from forerun.run.save_schedule import SaveSchedule, from_first, rounded
-from forerun.track.display.plain import PlainDisplay
 
 MakeJob = Callable[..., Job]
 GB = jax.ShapeDtypeStruct((250_000_000,), jnp.float32)
@@ -127,6 +127,6 @@ def test_a_run_with_auto_saves_and_resumes(make_job: MakeJob) -> None:
     """Whenever it saves, it compiles nothing between steps, and the last step is there."""
     job = make_job("checkpoint.every=auto", "steps=20")
     lines = io.StringIO()
-    assert loop.train(job, PlainDisplay(lines, clock=time.monotonic)) is not None
+    assert loop.train(job, LineReporter(lines, clock=time.monotonic)) is not None
     assert Reader(Path(job.runs) / "tiny" / "checkpoints").newest() == 20
     assert lines.getvalue().count("checkpoint ") >= 1

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from forerun.config.schema import Job
+from forerun.reporter import LineReporter
 from forerun.run import train as loop
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]
@@ -20,7 +20,7 @@ MORE = ("batch=8", "sample.tokens=2", "optimizer.schedule=constant", "optimizer.
 
 
 def trained(job: Job) -> loop.TrainResult:
-    finished = loop.train(job, PlainDisplay(io.StringIO(), clock=time.monotonic))
+    finished = loop.train(job, LineReporter(io.StringIO(), clock=time.monotonic))
     assert finished is not None
     return finished
 

@@ -24,6 +24,7 @@ from forerun.config.schema import Job
 from forerun.data.order.ledger import Ledger
 from forerun.objectives.batch import Batch
 from forerun.program.state import Metrics
+from forerun.reporter import LineReporter, StepView
 from forerun.run import replicas as copies_module
 from forerun.run import save_schedule as saving_module
 from forerun.run import train as loop
@@ -31,8 +32,6 @@ from forerun.run.throughput import Throughput
 from forerun.supervise.protocol.channel import NullChannel
 from forerun.supervise.worker.stop import Stop
 from forerun.supervise.worker.worker import ProgressReporter, Worker
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import MetricsLog
 
 MakeJob = Callable[..., Job]
@@ -71,7 +70,7 @@ class RecordingPulse(ProgressReporter):
         yield
 
 
-class RecordingDisplay(PlainDisplay):
+class RecordingDisplay(LineReporter):
     def __init__(self, events: Events) -> None:
         super().__init__(io.StringIO(), clock=time.monotonic)
         self._events = events
@@ -79,7 +78,7 @@ class RecordingDisplay(PlainDisplay):
     def step(self, view: StepView) -> None:
         self._events.append(f"show {view.step}")
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self._events.append(f"say {text.split()[0]}")
 
     def warn(self, text: str) -> None:

@@ -26,20 +26,19 @@ from forerun.hardware.devices import choose
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.report.program_differences import program_of_run
+from forerun.reporter import LineReporter, StepView
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import prepared_run
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import RecompileError
 from forerun.run.guard import DivergenceError
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]
 
 
-def display(lines: io.StringIO | None = None) -> PlainDisplay:
-    return PlainDisplay(lines or io.StringIO(), clock=time.monotonic)
+def display(lines: io.StringIO | None = None) -> LineReporter:
+    return LineReporter(lines or io.StringIO(), clock=time.monotonic)
 
 
 def losses(job: Job) -> dict[int, float]:
@@ -227,7 +226,7 @@ def test_a_learning_rate_beyond_all_reason_stops_with_advice(make_job: MakeJob) 
 
 
 def test_a_compilation_between_steps_stops_the_run(make_job: MakeJob) -> None:
-    class Careless(PlainDisplay):
+    class Careless(LineReporter):
         def step(self, view: StepView) -> None:
             if view.step == 3:
                 jnp.sin(jnp.ones(view.step + 40))

@@ -9,11 +9,11 @@ import pytest
 from error_assertions import assert_error
 from tiny_job import MakeJob
 
-from forerun.api.training import open_run, train
 from forerun.config.load import dump, load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.run_folder.moved_run import require_run_in_place
+from forerun.verbs.train import open_run, train
 
 
 def write_run(job: Job) -> Path:

@@ -12,9 +12,9 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 from forerun.run import train as loop
 from forerun.run_folder.open_folder import open_folder
-from forerun.track.display.plain import PlainDisplay
 
 MakeJob = Callable[..., Job]
 
@@ -129,4 +129,4 @@ def test_a_folder_that_cannot_be_used_is_found_before_the_data_is_read(
     (tmp_path / "file").write_text("text")
     monkeypatch.setattr(loop, "open_corpus_with_progress", lambda *given: pytest.fail("the data was read"))
     with pytest.raises(UserError, match=key):
-        loop.train(make_job(f"{key}={tmp_path / 'file'}"), PlainDisplay(io.StringIO(), clock=time.monotonic))
+        loop.train(make_job(f"{key}={tmp_path / 'file'}"), LineReporter(io.StringIO(), clock=time.monotonic))

@@ -15,11 +15,11 @@ import pytest
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.data.order.ledger import Ledger, entries
+from forerun.reporter import LineReporter
 from forerun.run import train as loop
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.saved_files import LEDGER, METRICS, record_of, saved_files
 from forerun.run_folder.stored_files import StoredFiles, read_summary, restore_files, store_summary
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.event_log import EventLog, read_events
 from forerun.track.metrics import MetricsLog, read_metrics, write_summary
 
@@ -164,12 +164,12 @@ def test_a_tracker_recognises_the_run_from_another_machine(
 
 def test_a_finished_run_on_a_machine_that_has_only_the_checkpoints(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(f"checkpoint.folder={tmp_path / 'shared'}", "data.ledger=true")
-    finished = loop.train(job, PlainDisplay(io.StringIO(), clock=time.monotonic))
+    finished = loop.train(job, LineReporter(io.StringIO(), clock=time.monotonic))
     folder = Path(job.runs) / job.name
     names = ("job.yaml", "metrics.jsonl", "ledger.jsonl", "summary.json")
     before = {name: (folder / name).read_bytes() for name in names}
     shutil.rmtree(job.runs)
-    again = loop.train(job, PlainDisplay(io.StringIO(), clock=time.monotonic))
+    again = loop.train(job, LineReporter(io.StringIO(), clock=time.monotonic))
     assert finished is not None
     assert again is not None
     assert again.summary == {**finished.summary, "resumed_at": 6}

@@ -16,8 +16,8 @@ from forerun.cli.train import _tell
 from forerun.config.load import LoadedJob
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 from forerun.run.train import TrainResult, train
-from forerun.track.display.plain import PlainDisplay
 from forerun.weights_io.documents import write_tokenizer
 
 CONFIG = {
@@ -72,7 +72,7 @@ def test_a_mismatch_is_found_before_the_program_is_built(
     monkeypatch.setattr("forerun.run.train.program_on", never)
     job = make_job(f"model={json.dumps(str(write_model(tmp_path / 'model', **change)))}")
     with pytest.raises(UserError, match="E-WEIGHTS-003"):
-        train(job, PlainDisplay(io.StringIO(), clock=lambda: 0.0))
+        train(job, LineReporter(io.StringIO(), clock=lambda: 0.0))
 
 
 @pytest.mark.parametrize("losses", [(None, None), (5.0, None)])

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.api.jobs import open_job
     from forerun.cloud.manifests.folder import launch_folder, require_shared_places
     from forerun.cloud.one_line import require_one_line
     from forerun.cloud.setup.job_files import job_files
+    from forerun.verbs.job_files import open_job
 
     require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)

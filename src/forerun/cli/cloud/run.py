@@ -34,7 +34,6 @@ HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
 def run(args: argparse.Namespace) -> int:
     """Plan, ask once, then control the run until it has ended."""
-    from forerun.api.jobs import open_job
     from forerun.cli.cloud.file_list import print_file_list
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
@@ -47,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.setup.units import HOST_JOB_FOLDER
     from forerun.cloud.view.known_runs import remember_runs
     from forerun.cloud.view.project_state import api_errors
+    from forerun.verbs.job_files import open_job
 
     require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)

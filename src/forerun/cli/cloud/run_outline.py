@@ -124,10 +124,10 @@ def _planned_slices(names: Sequence[str]) -> list[str]:
 
 def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) -> tuple[dict[str, Any], int | None]:
     """Return the rows of the plan that fit, best first or in the order of --on and --or, and the steps of the job."""
-    from forerun.api.planning import PIPED_COLUMNS, plan
     from forerun.cli.options.job_warnings import print_warnings
     from forerun.console import SafeConsole
     from forerun.resolve.resolve_model import resolve_model
+    from forerun.verbs.plan.plan import PIPED_COLUMNS, plan
 
     print_warnings(resolve_model(loaded.job))
     zone = args.zones[0] if args.zones and not args.prices else None

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
-    from forerun.api.language_model import LanguageModel
     from forerun.generate.engine import Settings
+    from forerun.verbs.language_model.language_model import LanguageModel
 
 
 def opened(args: argparse.Namespace) -> LanguageModel:
     """Load the model that the command names, after a check of all options."""
     mesh = _mesh(args.mesh)
     settings_of(args)
-    from forerun.api.language_model import load_model
+    from forerun.verbs.language_model.language_model import load_model
 
     model = load_model(
         args.source,

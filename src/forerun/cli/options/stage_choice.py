@@ -19,8 +19,8 @@ def chosen_stages(args: argparse.Namespace) -> tuple[Stage, ...]:
     Raises:
       UserError: the file has no such stage.
     """
-    from forerun.api.jobs import open_stages
     from forerun.config.stages import stage_named
+    from forerun.verbs.job_files import open_stages
 
     stages = open_stages(args.job, args.overrides)
     return stages if args.stage is None else (stage_named(stages, args.stage),)
@@ -30,10 +30,10 @@ def planned_jobs(args: argparse.Namespace) -> list[Job]:
     """Return the chosen jobs for a command that reads no weights: those of stages, or the job of the file."""
     stages = chosen_stages(args)
     if not stages:
-        from forerun.api.jobs import load_job
+        from forerun.verbs.job_files import load_job
 
         return [load_job(args.job, *args.overrides)]
-    from forerun.commands.stage_outline import planning_job
+    from forerun.verbs.stages.stage_outline import planning_job
 
     return [planning_job(stage) for stage in stages]
 

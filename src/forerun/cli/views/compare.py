@@ -8,7 +8,7 @@ from forerun.cli.views.report import show
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.api.reporting import compare_runs
+    from forerun.verbs.reports import compare_runs
 
     show(compare_runs(*args.locations), "comparison", args.html)
     return 0

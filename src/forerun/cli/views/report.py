@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.api.reporting import RunComparison, RunReport
+    from forerun.verbs.reports import RunComparison, RunReport
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.api.reporting import report_run
+    from forerun.verbs.reports import report_run
 
     show(report_run(args.location), "report", args.html)
     return 0

@@ -26,9 +26,9 @@ from forerun.program.compiler_options import compile_lowered
 from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
 from forerun.program.step import Step
+from forerun.reporter import Reporter
 from forerun.run.compile.compile_cache import use_sealed
 from forerun.run.compile.compile_times import CompileTimes
-from forerun.track.display.display import Display
 from forerun.units import Bytes
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -145,20 +145,20 @@ def _nan_found(error: Exception) -> UserError:
     )
 
 
-def compile_step(program: Program, display: Display, name: str = "") -> CompiledStep:
+def compile_step(program: Program, reporter: Reporter, name: str = "") -> CompiledStep:
     """Trace, lower and compile the step, and show each phase to the user.
 
-    The display also shows how long the last compilation took, of this program or else of the job called `name`.
+    The reporter also shows how long the last compilation took, of this program or else of the job called `name`.
     """
-    with display.phase("trace") as phase:
+    with reporter.phase("trace") as phase:
         traced = program.trace()
         inputs, outputs = jax.tree.leaves((program.state, program.batch)), jax.tree.leaves(traced.out_info)
         phase.detail = f"{_described(inputs)} in, {_described(outputs)} out"
-    with display.phase("lower") as phase:
+    with reporter.phase("lower") as phase:
         lowered = traced.lower()
         hash = program_hash(lowered)
         phase.detail = f"program {hash}"
-    with display.phase("compile") as phase, count_events(CACHE_HIT) as counts:
+    with reporter.phase("compile") as phase, count_events(CACHE_HIT) as counts:
         times, keys = CompileTimes(), [f"program {hash}", *([f"job {name}"] if name else [])]
         phase.expected_seconds = times.expected_seconds(*keys)
         executable = compile_lowered(lowered, program.compiler_options)

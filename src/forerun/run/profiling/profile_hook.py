@@ -10,6 +10,7 @@ import jax
 
 from forerun.files import atomic_write
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.run.hooks import Hook
 from forerun.run.profiling.device_profile import device_profiles
 from forerun.run.profiling.profile_summary import ProfileSummary, summary_of
@@ -18,7 +19,6 @@ from forerun.run.profiling.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.track.run_times import RunTimes
 
 SUMMARY = "profile.txt"
@@ -101,7 +101,7 @@ def profiling(
     folder: RunFolder,
     throughput: Throughput,
     times: RunTimes,
-    display: Display,
+    reporter: Reporter,
     worker: Worker,
 ) -> Iterator[list[Hook]]:
     """Yield the hook that profiles `steps`, or no hook if there are none. Stop the recording if the block fails."""
@@ -113,7 +113,7 @@ def profiling(
     def on_saved(recorded: StepRange, session: Path) -> None:
         _, text = summary_of_session(session, recorded)
         atomic_write(folder.profile / SUMMARY, text)
-        display.say(text.rstrip())
+        reporter.info(text.rstrip())
         relative = session.relative_to(folder.path).as_posix()
         times.event("profile", first=recorded.first, last=recorded.last, folder=relative)
 
@@ -131,7 +131,7 @@ def profiling(
                 recording,
                 on_saved=on_saved,
                 stopping=stopping,
-                warn=display.warn,
+                warn=reporter.warn,
             )
         ]
     finally:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TextIO
 
 from forerun.notebook_kernel import below_notebook, in_notebook
-from forerun.track.display.display import Display
+from forerun.reporter import LineReporter, Reporter
 
 
-def make_display(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Display:
+def make_display(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Reporter:
     """Return a live display for a terminal that can move its cursor, a bar for a notebook, plain lines otherwise."""
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not below_notebook():
         from forerun.track.display.terminal import TerminalDisplay
@@ -22,6 +22,4 @@ def make_display(stream: TextIO, *, clock: Callable[[], float] = time.monotonic)
         from forerun.track.display.notebook import NotebookDisplay
 
         return NotebookDisplay(stream, clock=clock)
-    from forerun.track.display.plain import PlainDisplay
-
-    return PlainDisplay(stream, clock=clock)
+    return LineReporter(stream, clock=clock)

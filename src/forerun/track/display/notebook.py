@@ -6,14 +6,13 @@ import html
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from forerun.reporter import LineReporter, StepView
 from forerun.safe_text import clean
-from forerun.track.display.display import StepView
-from forerun.track.display.plain import PlainDisplay
 
 UPDATE_SECONDS = 0.5  # a message to the browser for every step would be slower than a small model
 
 
-class NotebookDisplay(PlainDisplay):
+class NotebookDisplay(LineReporter):
     """Prints messages and finished phases as lines. One element shows the current phase, and then the newest step."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float]) -> None:
@@ -37,7 +36,7 @@ class NotebookDisplay(PlainDisplay):
             self._update("")
         super().close()
 
-    def _announce(self, text: str) -> None:
+    def _show_start(self, text: str) -> None:
         self._update(f"<div>{html.escape(clean(text))}</div>")
 
     def _show(self, view: StepView) -> None:

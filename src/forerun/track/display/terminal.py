@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from rich.console import Group, RenderableType
 from rich.spinner import Spinner
 from rich.text import Text
 
 from forerun.console import SafeConsole, SafeLive
+from forerun.reporter import Phase, Reporter, StepView
 from forerun.safe_text import redact
-from forerun.track.display.display import Phase, StepView
 from forerun.track.display.sparkline import Sparkline
 from forerun.units import Seconds
 
@@ -25,7 +24,7 @@ SPARKLINE_WIDTH = 16
 BAR_WIDTH = 40
 
 
-class TerminalDisplay:
+class TerminalDisplay(Reporter):
     """A display that redraws its lines on a terminal."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float]) -> None:
@@ -57,7 +56,7 @@ class TerminalDisplay:
             self._losses.add(view.loss)
         self._start()
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self._print(Text(redact(text)))
 
     def warn(self, text: str) -> None:
@@ -68,14 +67,6 @@ class TerminalDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         if self._live is None:

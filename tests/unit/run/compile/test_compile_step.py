@@ -19,6 +19,7 @@ from forerun.hardware.devices import choose
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.reporter import LineReporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.compile.compile_step import (
     CompiledStep,
@@ -30,7 +31,6 @@ from forerun.run.compile.compile_step import (
 )
 from forerun.run.open_data import Placement
 from forerun.run.run_devices import program_on
-from forerun.track.display.plain import PlainDisplay
 
 
 def two_device_program(job_file: Path) -> Program:
@@ -49,7 +49,7 @@ def program(job_file: Path) -> Program:
 
 @pytest.fixture(scope="module")
 def step(program: Program) -> CompiledStep:
-    return compile_step(program, PlainDisplay(io.StringIO(), clock=time.monotonic))
+    return compile_step(program, LineReporter(io.StringIO(), clock=time.monotonic))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_cache_hit_and_miss_are_told_apart(job_file: Path, private_cache: Path) 
     assert private_cache.stat().st_mode & 0o077 == 0, "compiled programs are run: only their owner may write them"
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     told = io.StringIO()
-    display = PlainDisplay(told, clock=time.monotonic)
+    display = LineReporter(told, clock=time.monotonic)
     first = compile_step(two_device_program(job_file), display)
     assert list(private_cache.iterdir())
     jax.clear_caches()

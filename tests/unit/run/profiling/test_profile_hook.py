@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from jax.profiler import ProfileData
 
-from forerun.commands.profile_steps import profile_steps
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profiling.profile_hook import ProfileHook, still_ahead
 from forerun.run.profiling.recording import Recording
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.train import train
 from forerun.supervise.worker.worker import silent_worker
-from forerun.track.display.plain import PlainDisplay
+from forerun.verbs.profile.profile_steps import profile_steps
 
 MakeJob = Callable[..., Job]
 
 
-def display(lines: io.StringIO | None = None) -> PlainDisplay:
-    return PlainDisplay(lines or io.StringIO(), clock=time.monotonic)
+def display(lines: io.StringIO | None = None) -> LineReporter:
+    return LineReporter(lines or io.StringIO(), clock=time.monotonic)
 
 
 def recorded_steps(file: Path) -> list[int]:

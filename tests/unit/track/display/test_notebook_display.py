@@ -11,10 +11,9 @@ import pytest
 
 from forerun.console import SafeConsole, can_redraw
 from forerun.notebook_kernel import in_notebook
-from forerun.track.display.display import StepView
+from forerun.reporter import LineReporter, StepView
 from forerun.track.display.make_display import make_display
 from forerun.track.display.notebook import NotebookDisplay, bar_html
-from forerun.track.display.plain import PlainDisplay
 from forerun.track.display.terminal import TerminalDisplay
 
 
@@ -47,7 +46,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def test_the_bar_is_updated_twice_a_second_and_at_the_end(kernel: Kernel) -> None:
     now, stream = 0.0, io.StringIO()
     with NotebookDisplay(stream, clock=lambda: now) as display:
-        display.say("device: cpu")
+        display.info("device: cpu")
         for step in range(1, 10):
             display.step(view(step))
             now += 0.2
@@ -103,14 +102,14 @@ def test_a_command_in_a_cell_has_no_live_display(monkeypatch: pytest.MonkeyPatch
     assert isinstance(make_display(Terminal()), TerminalDisplay)
     monkeypatch.setenv("JPY_PARENT_PID", "1")  # jupyter_client sets it for a kernel
     assert not can_redraw(SafeConsole(file=Terminal()))
-    assert type(make_display(Terminal())) is PlainDisplay
+    assert type(make_display(Terminal())) is LineReporter
 
 
 def test_only_the_kernel_of_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     assert in_notebook()
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert isinstance(make_display(sys.stdout), NotebookDisplay)
-    assert type(make_display(sys.stderr)) is PlainDisplay
+    assert type(make_display(sys.stderr)) is LineReporter
     monkeypatch.setitem(sys.modules, "IPython", Kernel("TerminalInteractiveShell"))
     assert not in_notebook()
     monkeypatch.delitem(sys.modules, "IPython")

@@ -1,0 +1,217 @@
+"""The data of a job: inspect, tokenize and verify it, and compare the ledger of a run with it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from forerun.config.schema import Job
+from forerun.console import SafeConsole
+from forerun.data.corpus import Corpus, OnProgress, recipe_of, tokenize
+from forerun.data.inspect.corpus_report import CorpusReport
+from forerun.data.inspect.open_corpus import report_of
+from forerun.data.inspect.page import page
+from forerun.data.inspect.terminal import print_report
+from forerun.data.order.batches import Batches
+from forerun.data.order.ledger import drawn
+from forerun.data.source.sources import open_source
+from forerun.data.tokens.build import is_complete
+from forerun.data.tokens.engines.engine import StartEngine
+from forerun.data.tokens.engines.pool import Pool
+from forerun.data.tokens.store import check
+from forerun.errors import UserError
+from forerun.files import write_output
+from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
+from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.open_data import progress_callback
+from forerun.track.display.make_display import make_display
+from forerun.verbs.job_files import prepared, warn
+
+PIPED_COLUMNS = 100
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """The data of a job as the model will see it: sources, lengths, packing, sample rows and findings.
+
+    Attributes:
+      job: the job.
+      look: the figures and the sample rows.
+      warnings: probable mistakes in the data.
+    """
+
+    job: Job
+    look: CorpusReport
+    warnings: tuple[str, ...]
+
+    def print(self, console: SafeConsole, *, full: bool = False) -> None:
+        """Print the report. `full` prints long rows completely."""
+        print_report(console, self.look, full=full)
+
+    def to_html(self) -> str:
+        """Return the page with charts that `forerun data --html` writes."""
+        return page(self.look)
+
+    def save_html(self, file: str | os.PathLike[str]) -> None:
+        """Write the page to a file. It loads nothing from the network and runs no script."""
+        write_output(Path(file), self.to_html(), fix="name another file with --html")
+
+    def __repr__(self) -> str:
+        stream = io.StringIO()
+        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
+        return stream.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        import html
+
+        title = html.escape(f"data of {self.job.name}", quote=True)
+        content = html.escape(self.to_html(), quote=True)
+        style = "width: 100%; height: 480px; border: 0"
+        return f'<iframe sandbox title="{title}" style="{style}" srcdoc="{content}"></iframe>'
+
+
+def inspect_data(job: Job | str | os.PathLike[str], *, samples: int = 2) -> DataReport:
+    """Tokenize and pack the data of a job, if that is not done yet, and report what the model will see.
+
+    Args:
+      job: a job, or the path of a job file.
+      samples: the number of sample rows.
+
+    Raises:
+      UserError: The data cannot be read.
+    """
+    job = prepared(job)
+    corpus = opened(resolve_model(job))
+    return DataReport(job, report_of(job, corpus, samples=samples), tuple(corpus.warnings))
+
+
+def tokenize_data(
+    job: Job | str | os.PathLike[str], *, shard: tuple[int, int] = (0, 1), ray: str | None = None
+) -> dict[str, tuple[Path | str, bool]]:
+    """Tokenize the data of a job, or one share of it, so that several machines can divide the work.
+
+    Args:
+      job: a job, or the path of a job file.
+      shard: (i, n) for share i of n, with i from 0 to n - 1. The machine that finishes last writes the index.
+      ray: the address of a Ray cluster whose nodes tokenize, or `auto`; by default the cores of this machine do.
+
+    Returns:
+      For each part of the data the folder of its tokens, or its address in a bucket, and whether all shares are
+      complete.
+
+    Raises:
+      UserError: The data cannot be read, or the cluster cannot be used. Finished units are kept.
+    """
+    resolved = resolve_model(prepared(job))
+    require_chosen_tokenizer(resolved)
+    job, dialect, vocab = resolved.job, dialect_of(resolved), resolved.vocab
+    done = {}
+    with _engine(ray) as engine:
+        for name, part in job.data.parts.items():
+            source = open_source(part)
+            recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
+            with _progress() as progress:
+                report = partial(progress, name)
+                folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
+            done[name] = folder.location, is_complete(folder)
+    return done
+
+
+def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
+    """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
+    if ray is None:
+        return nullcontext(Pool)
+    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+
+    return ray_cluster(ray)
+
+
+@dataclass(frozen=True)
+class VerifiedPart:
+    """A part of the data whose tokens are as they were written.
+
+    Attributes:
+      tokens: the number of tokens.
+      folder: the folder of the tokens, or its address in a bucket.
+      upgraded: whether checksums of blocks were added, which older versions did not write.
+    """
+
+    tokens: int
+    folder: Path | str
+    upgraded: bool
+
+
+def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
+    """Compare all tokens of a job with their checksums, and return the parts by name.
+
+    Checksums of blocks are added to tokens that an older version wrote without them.
+
+    Raises:
+      UserError: A file is damaged.
+    """
+    found = {}
+    for part in opened(resolve_model(prepared(job))).parts:
+        # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
+        upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
+    return found
+
+
+@dataclass(frozen=True)
+class LedgerComparison:
+    """A ledger that agrees with the job: the number of its steps, examples and skipped steps."""
+
+    steps: int
+    examples: int
+    skipped: int
+
+
+def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[str]) -> LedgerComparison:
+    """Check that a run's ledger.jsonl has the examples of each step in the order of the job.
+
+    Raises:
+      UserError: A step learned from other examples than the job says.
+    """
+    resolved, file = resolve_model(prepared(job)), Path(ledger)
+    corpus = opened(resolved)
+    for text in corpus.warnings:
+        warn(text)
+    batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
+    steps = examples = skipped = 0
+    for step, found, why in drawn(file):
+        wanted = batches.examples_at(step - 1)
+        if found != wanted:
+            at = next(
+                (n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b),
+                min(len(found), len(wanted)),
+            )
+            raise UserError(
+                "E-COMMAND-007",
+                f"{file}: step {step} learned from other examples than the job says",
+                why=f"example {at}: {list(found[at]) if at < len(found) else 'none'} in the ledger, "
+                f"{list(wanted[at]) if at < len(wanted) else 'none'} by the job",
+                fix="compare the run's job.yaml (data, seed, batch, sequence) with this job",
+            )
+        steps, examples, skipped = steps + 1, examples + len(found), skipped + (why is not None)
+    return LedgerComparison(steps, examples, skipped)
+
+
+def opened(resolved: ResolvedJob) -> Corpus:
+    """Open the data of a job, and show the progress of tokenizing."""
+    with _progress() as progress:
+        return open_corpus(resolved, progress)
+
+
+@contextmanager
+def _progress() -> Iterator[OnProgress]:
+    """Show progress on stderr, so that stdout has the result only."""
+    with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
+        yield progress_callback(phase)
+        phase.detail = ""

@@ -1,0 +1,394 @@
+"""`forerun export`: write a run as a Hugging Face folder, then read it back and compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from forerun.checkpoint.weights import chosen_step
+from forerun.config.schema import Job
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
+from forerun.errors import UserError
+from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.snapshot import Snapshot, snapshot
+from forerun.hub.upload import Upload
+from forerun.methods.method import run_specs
+from forerun.models.base import Model
+from forerun.models.families.base import Family
+from forerun.models.families.registry import family_for
+from forerun.models.pretrained import read_snapshot
+from forerun.models.registry import model_for
+from forerun.models.rounding import QUANTIZATION
+from forerun.nn.compute import Compute
+from forerun.nn.weights import lowrank
+from forerun.resolve.job_corpus import own_tokenizer_files
+from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.model_code import use_code_of
+from forerun.run_folder.run_folder import RunFolder, require_run
+from forerun.trained_model.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
+from forerun.trained_model.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
+from forerun.trained_model.peft_folder import write_adapter
+from forerun.verbs.export.card import public_name, write_card
+from forerun.verbs.export.custom import add_usage, write_custom
+from forerun.verbs.export.folder import reserved, unfinished
+from forerun.verbs.export.gguf import GgufExport, add_gguf, require_gguf_form
+from forerun.verbs.export.others import compared_others, copied_tensors
+from forerun.verbs.export.rounding import config_without, has_scales, surely_moved
+from forerun.weights_io import documents
+from forerun.weights_io.adapter import adapters_of, new_rows_of
+from forerun.weights_io.match import Stacked, matches
+from forerun.weights_io.packed import float_dtypes, opened_snapshot, write_packed, write_scales
+from forerun.weights_io.read import read_params
+from forerun.weights_io.write import write_params
+
+INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# Text that is in no training data: written for this purpose, with digits, accents and a line of code.
+HELD_OUT = """The ferry left at 6:45, eleven minutes late, with forty-three bicycles and a brass band asleep on deck.
+A child counted the lighthouses: one, two, five, no, four. "They blink in primes: 2, 3, 5, 7, 11. C'est drôle!"
+def tide(hour): return 1.8 + 0.7 * sin(hour * 3.1416 / 6.21)
+Nobody answered; the gulls had heard it before, and the captain was writing a letter to his glacier."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The folder of an export, and what was compared."""
+
+    folder: Path
+    proof: str
+    is_adapter: bool = False
+    inside: Path | None = None  # the adapters' folder in that of a base of integers
+    gguf: GgufExport | None = None
+    upload: Upload | None = None
+    step: int | None = None  # the step of the checkpoint; None for a folder that existed
+    is_custom: bool = False  # whether the model is a custom class, which transformers cannot load
+
+
+def export(
+    source: str,
+    to: str,
+    *,
+    dtype: str | None = None,
+    merge: bool = False,
+    dense: bool = False,
+    adapter: bool = False,
+    which: str = "newest",
+    gguf: str | None = None,
+    code: str | None = None,
+    say: Say = lambda words: None,
+) -> Exported:
+    """Write a checkpoint of a run as a Hugging Face folder, read it back and compare it.
+
+    A run with a custom class becomes a folder with its weights and its source files.
+
+    Args:
+      source: the folder of the run.
+      to: the folder to write.
+      dtype: the dtype of all weights. None means that of the base model, or of the run.
+      merge: write the complete model of a run with adapters, not only the adapters.
+      dense: write weights that were trained as integers as floats.
+      adapter: write only the adapters, also those of a base of integers.
+      which: the checkpoint: newest, best or a step.
+      gguf: also write the model as a GGUF file of this type, with a Modelfile for Ollama.
+      code: the folder with the run's custom model class, if it has moved since the training.
+      say: called with a line for each part of the work.
+    """
+    run, target = RunFolder(Path(source)), Path(to)
+    resolved = ResolvedJob(require_run(run, say))
+    with reserved(target):
+        use_code_of(source, run, resolved.job, code, say)
+        if gguf is not None:
+            require_gguf_form(resolved, gguf, merge)
+        if resolved.model_facts.is_plugin:
+            return _export_custom(run, resolved, target, dtype, which, say)
+        if adapter or (resolved.job.method.exports_adapter and not merge):
+            return _export_adapter(run, resolved, target, dtype, which, say)
+        return _export_model(run, resolved, target, dtype, merge, dense, which, gguf, say)
+
+
+def _export_model(
+    run: RunFolder,
+    resolved: ResolvedJob,
+    target: Path,
+    dtype: str | None,
+    merge: bool,
+    dense: bool,
+    which: str,
+    gguf: str | None,
+    say: Say,
+) -> Exported:
+    """Write the complete model of a known family."""
+    job = resolved.job
+    family, base = _family_of(resolved)
+    config, tokenizer = resolved.config, tokenizer_of(resolved)
+    assert config is not None, "`_export_custom` exports a class of the user's own"
+    model: Any = resolved.model
+    dtypes = _dtypes(resolved, dtype)
+
+    step = chosen_step(run.checkpoints(job), which)
+    say(f"weights of step {step} from {run.checkpoints(job)}")
+    mesh = fsdp_mesh(job)
+    codes, section, trained = None if dense or merge else job.method.integer_weights, {}, None
+    if codes or has_scales(job):
+        whole = method_params(run, step, resolved, mesh)
+    if codes:
+        params = _floats(lowrank.bare(whole), mesh)
+    else:
+        params = run_params(run, step, resolved, mesh, job.precision.params)
+    if job.method.trains_adapters and not codes:
+        specs = run_specs(resolved)
+        trained = {f"{path}.value" for path in adapters_of(specs)}  # all other weights are the base's
+        trained |= new_rows_of(specs).keys()
+    elif codes or has_scales(job):
+        trained = surely_moved(resolved, lowrank.bare(whole))
+    with unfinished(target) as part, copied_tensors(base) as others:
+        if codes:
+            say(f"writing {family.model_type} weights as {codes}, others as {_described(dtypes)}")
+            with jax.set_mesh(mesh):
+                section = {QUANTIZATION: write_packed(part, lowrank.bare(whole), family, model, dtypes, others)}
+            if job.method.trains_adapters:
+                say(f"writing adapters to {target / INSIDE}")
+                (part / INSIDE).mkdir()
+                write_adapter(part / INSIDE, whole, job, family, model, target.name)
+        else:
+            say(f"writing {family.model_type} weights as {_described(dtypes)}")
+            write_params(part, params, family.table, model, dtypes, others=others)
+            if has_scales(job):
+                with jax.set_mesh(mesh):
+                    write_scales(part, whole, family, model)
+        most = dtypes if isinstance(dtypes, str) else max(dtypes.values(), key=list(dtypes.values()).count)
+        ends = int(tokenizer.eos)
+        base_config = config_without(base) if base else None
+        chat = own_chat_form(run, job, base, tokenizer)
+        content = documents.config_json(family, config, base_config, most, ends)
+        if chat and chat.end.token is not None:
+            documents.set_text_value(content, "eos_token_id", chat.end.token)
+        if job.model.added_tokens:
+            documents.set_text_value(content, "vocab_size", config.vocab)
+        documents.write_json(part / "config.json", content | section)
+        write_words(job, base, tokenizer, chat, part)
+        if base is not None and family.wrapper is not None:
+            documents.copy_processors(base, part)
+        say("reading it back and comparing")
+        proof = _proof(part, resolved, family, params, tokenizer, mesh, base, trained)
+        if base is not None and others is not None:
+            proof += compared_others(part, base, others)
+        write_card(part, run, job, base, proof)
+        made = None if gguf is None else add_gguf(part, job, gguf, say)
+        part.rename(target)
+    return Exported(
+        target,
+        proof,
+        step=step,
+        inside=target / INSIDE if codes and job.method.trains_adapters else None,
+        gguf=None if made is None else made.moved(target),
+    )
+
+
+def _floats(params: Any, mesh: Any) -> Any:
+    """Return every weight as one float32 matrix, which represents a rounded weight exactly."""
+    with jax.set_mesh(mesh):
+        return jax.jit(lambda p: jax.tree.map(lambda x: x.astype("float32"), lowrank.plain(p, "float32")))(params)
+
+
+def _export_adapter(
+    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, say: Say
+) -> Exported:
+    job = resolved.job
+    if dtype is not None:
+        raise UserError(
+            "E-RUN-019",
+            f"--dtype {dtype} is for a complete model",
+            why=f"the adapters of {run.path} are written as they were trained, in {job.precision.params}",
+            fix="remove --dtype, or add --merge to write the complete model",
+        )
+    family, base = _family_of(resolved)
+    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
+    say(f"adapters of step {step} from {run.checkpoints(job)}")
+    checkpoint = resolved.model_facts.checkpoint
+    if checkpoint is not None and resolved.vocab > (rows := checkpoint.config.vocab):
+        say(f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows")
+    params = saved_params(run, step, resolved, fsdp_mesh(job))
+    with unfinished(target) as part:
+        name = None if base is None else base.name if base.revision else str(base.folder.resolve())
+        tensors = write_adapter(part, params, job, family, resolved.model, name)
+        proof = (
+            f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
+        )
+        chat = own_chat_form(run, job, base, tokenizer)
+        write_words(job, base, tokenizer, chat, part)
+        write_card(part, run, job, base, proof, library="peft")
+        part.rename(target)
+    return Exported(target, proof, is_adapter=True, step=step)
+
+
+def _export_custom(
+    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, say: Say
+) -> Exported:
+    """Write the weights of a custom class, with adapters merged, and its source files."""
+    job = resolved.job
+    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
+    say(f"weights of step {step} from {run.checkpoints(job)}")
+    params = run_params(run, step, resolved, fsdp_mesh(job), job.precision.params)
+    chat = own_chat_form(run, job, None, tokenizer)
+    with unfinished(target) as part:
+        say(f"writing weights of {job.model.name} as {dtype or job.precision.params}, and its source files")
+        proof = write_custom(
+            part, run, resolved, params, dtype or job.precision.params, chat.end.token if chat else None
+        )
+        write_words(job, None, tokenizer, chat, part)
+        write_card(part, run, job, None, proof, library="forerun")
+        add_usage(part, resolved, target.name)
+        part.rename(target)
+    return Exported(target, proof, is_custom=True, step=step)
+
+
+def _family_of(resolved: ResolvedJob) -> tuple[Family, Snapshot | None]:
+    """Return the family, and the files of the base model if there is one; its weights are fetched."""
+    if resolved.model_facts.checkpoint is not None:
+        checkpoint = resolved.model_facts.downloaded_checkpoint
+        return checkpoint.family, checkpoint.snapshot
+    assert resolved.config is not None, "`_export_custom` exports a class of the user's own"
+    return family_for(resolved.config), None
+
+
+def _dtypes(resolved: ResolvedJob, dtype: str | None) -> str | dict[str, str]:
+    """Return the dtype of all weights, or for a base model the dtype of each of its tensors."""
+    if dtype:
+        return DTYPES[dtype]
+    if resolved.model_facts.checkpoint is None:
+        return DTYPES[resolved.job.precision.params]
+    checkpoint = resolved.model_facts.downloaded_checkpoint
+    return float_dtypes(checkpoint.snapshot, checkpoint.family.table, model_for(checkpoint.config))
+
+
+def _described(dtypes: str | dict[str, str]) -> str:
+    return dtypes if isinstance(dtypes, str) else " and ".join(sorted(set(dtypes.values())))
+
+
+def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:
+    """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
+    given, own, end = job.data.tokenizer, own_tokenizer_files(job.data), int(tokenizer.eos)
+    if own is not None:
+        documents.copy_tokenizer(own, folder)
+        documents.complete_tokenizer(folder, end)
+    elif base is not None and given is None:
+        documents.copy_tokenizer(base, folder)
+    else:
+        documents.write_tokenizer(tokenizer_path(given) if given and given != "bytes" else None, folder, end)
+    generation = documents.generation_json(base.json("generation_config.json") if base else None, end)
+    if job.model.added_tokens:
+        documents.replace_tokenizer(Path(tokenizer.path), folder)
+    if own is not None:
+        generation["eos_token_id"] = turn_ends(own, tokenizer, generation)
+    documents.write_json(folder / "generation_config.json", generation)
+    if chat is not None:
+        write_chat(folder, chat, tokenizer, generation)
+
+
+def _proof(
+    folder: Path,
+    resolved: ResolvedJob,
+    family: Family,
+    params: Any,
+    tokenizer: Tokenizer,
+    mesh: Any,
+    base: Snapshot | None,
+    trained: set[str] | None,
+) -> str:
+    """Compare the written folder with the trained state, and return a sentence about the result.
+
+    Raises:
+      UserError: The folder differs from the trained state.
+    """
+    model, checkpoint = resolved.model, resolved.model_facts.checkpoint
+    back = snapshot(str(folder.absolute()))
+    config = read_snapshot(back, str(folder / "config.json")).config
+    ids = checkpoint_tokenizer(back).encode(HELD_OUT)
+    if ids.tolist() != tokenizer.encode(HELD_OUT).tolist():
+        raise _failed("the tokenizer that was written gives other tokens")
+    again = model_for(config)
+    wanted = abstract_plain_params(again, mesh, "float32")
+    with opened_snapshot(back) as weights:
+        written = {info.dtype for info in weights.values()}
+        read = read_params(weights, family.table, again, wanted)
+        # New tokens may have changed the vocabulary, so the base is read with the dimensions of its own files.
+        changed = ""
+        if base is not None and checkpoint is not None:
+            changed = _changed(weights, base, family, model_for(checkpoint.config), trained)
+    rounded = params if written == {"F32"} else _rounded(params, read)
+    got, expected, exact = (_logits(m, p, ids, mesh) for m, p in ((again, read), (model, rounded), (model, params)))
+    if not np.array_equal(got, expected) or not np.isfinite(got).all():
+        raise _failed(f"its logits differ from the trained state's by up to {np.abs(got - expected).max():.3g}")
+    lost = np.abs(got - exact).max()
+    rounding = f"; rounding the weights moved a logit by up to {lost:.2g}" if lost else ""
+    return (
+        f"Read back from disk: on {len(ids)} tokens of text that is in no data set the logits are those of the trained "
+        f"state to the last bit{rounding}.{changed}"
+    )
+
+
+def _rounded(params: Any, read: Any) -> Any:
+    """Return the trained weights as the file stores them: as read back, where rounding explains the difference."""
+
+    def leaf(path: Any, trained: jax.Array, back: jax.Array) -> jax.Array:
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+            candidate = trained.astype(dtype).astype(back.dtype)
+            if bool(jnp.array_equal(candidate, back)):
+                return candidate
+        raise _failed(f"{jax.tree_util.keystr(path)} is not what was trained")
+
+    return jax.tree_util.tree_map_with_path(leaf, params, read)
+
+
+def _logits(model: Model, params: Any, ids: Any, mesh: Any) -> Any:
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    tokens = np.broadcast_to(np.asarray(ids, np.int32), (rows, len(ids)))
+    where = np.broadcast_to(np.arange(len(ids), dtype=np.int32), tokens.shape)
+
+    def run(params: Any, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+        return model.apply(params, tokens, jnp.ones_like(tokens), positions, Compute()).logits()[0]
+
+    with jax.set_mesh(mesh):
+        return np.asarray(jax.jit(run)(params, tokens, where))
+
+
+def _changed(weights: Weights, base: Snapshot, family: Family, model: Stacked, trained: set[str] | None) -> str:
+    """Check that training changed the weights: a matrix that equals the base was never trained, or never saved.
+
+    `trained` are the paths that training can change; None means all.
+    """
+    same = []
+    with opened_snapshot(base) as before:
+        found = matches(before, family.table, model)
+        for match in found:
+            one, other = weights.view(match.entry.name), before.view(match.name)
+            if np.array_equal(one, other.astype(one.dtype)):
+                same.append(match.entry)
+            del one, other
+            weights.release(match.entry.name)
+            before.release(match.name)
+    moves = [entry for entry in same if trained is None or trained & {piece.path for piece in entry.pieces}]
+    if matrices := [entry.name for entry in moves if len(entry.shape) > 1]:
+        raise _failed(
+            f"{len(matrices)} of {len(found)} tensors are bit for bit those of {base.name}: {', '.join(matrices[:5])}"
+        )
+    return f" {len(found) - len(same)} of {len(found)} tensors differ from {public_name(base.name)}."
+
+
+def _failed(what: str) -> UserError:
+    return UserError(
+        "E-RUN-023",
+        f"the export was not proven: {what}",
+        why="what was written is read back and compared before it counts; the folder was removed",
+        fix="export again; if it fails again, please report it with this text",
+    )

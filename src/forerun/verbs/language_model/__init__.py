@@ -1,0 +1,1 @@
+"""Models for `forerun generate`, `chat` and `eval`."""

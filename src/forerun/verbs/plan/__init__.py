@@ -1,0 +1,1 @@
+"""`forerun plan` and `forerun plan --search`."""

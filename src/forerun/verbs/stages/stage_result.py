@@ -1,0 +1,128 @@
+"""Results of stages: what one stage writes and the next one starts with.
+
+A result is stored in the folder of the run that it comes from, in a form that loses nothing:
+
+- The weights of a stage with `qat` are codes and scales.
+- All other weights are in the dtype in which they were trained, also those with merged adapters.
+- Adapters that the next stage continues are a PEFT folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forerun.checkpoint.weights import chosen_step
+from forerun.config.schema import Job
+from forerun.config.stages import Stage, run_path
+from forerun.errors import UserError
+from forerun.files import atomic_write
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.finished_run import finished_summary
+from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
+from forerun.verbs.export.rounding import integer_section
+from forerun.verbs.export.write_model import export
+from forerun.verbs.stages.stage_outline import resolve_stage
+
+RECORD = "result.json"  # beside the result: the step that it was written from
+
+Say = Callable[[str], None]
+
+
+def ready_job(stage: Stage, say: Say) -> Job:
+    """Return the job of a stage, after its start was written. The first stage starts with the model of the file.
+
+    Raises:
+      UserError: the stage before is not finished, or it was trained further after this stage had started.
+    """
+    before, folder = stage.before, stage.start_folder
+    if before is None or folder is None:
+        return stage.job
+    run = RunFolder(run_path(before.job))
+    earlier = job_of_run(run)
+    record, newest = _record(folder), None if earlier is None else _newest_step(run, earlier)
+    if record is None or not folder.is_dir() or newest not in (None, record["newest"]):
+        if record is not None and newest not in (None, record["newest"]) and has_begun(stage.job):
+            raise _trained_further(before, stage, record["newest"], newest)
+        _write(before, stage, folder, earlier, say)
+    if stage.start == "adapter" and earlier is not None and stage.job.model.name == earlier.model.name:
+        # The branch of a hub name could have moved since the adapters were trained.
+        return stage.job.model_copy(update={"model": earlier.model})
+    return stage.job
+
+
+def require_unused(stage: Stage, after: Stage | None) -> None:
+    """Raise if a finished stage has another number of steps now, and the next stage has already started from it."""
+    earlier = job_of_run(RunFolder(run_path(stage.job)))
+    if after is None or earlier is None or stage.job.steps in (None, earlier.steps) or not has_begun(after.job):
+        return
+    raise _trained_further(stage, after, earlier.steps, stage.job.steps)
+
+
+def has_begun(job: Job) -> bool:
+    """Return whether the run of a job has a checkpoint."""
+    return newest_record(folder_of(job).checkpoints(job)) is not None
+
+
+def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, say: Say) -> None:
+    """Write the result of a finished stage, and replace an older one."""
+    if earlier is None or finished_summary(_with_steps(resolve_stage(before), earlier), lambda text: None) is None:
+        raise UserError(
+            "E-RUN-061",
+            f"stage {stage.name} starts with the result of stage {before.name}, which is not finished",
+            why=f"{run_path(before.job)} has no final checkpoint",
+            fix="run `forerun train` without --stage: it runs all stages in their order",
+        )
+    run = RunFolder(run_path(before.job))
+    where = run.checkpoints(earlier)
+    newest, step = chosen_step(where, "newest"), chosen_step(where, before.result)
+    say(f"stage {stage.name} {stage.start_text}, step {step}")
+    shutil.rmtree(folder, ignore_errors=True)
+    _record_file(folder).unlink(missing_ok=True)
+    if stage.start == "adapter":
+        options: dict[str, Any] = {"adapter": True}
+    else:
+        options = {"dtype": earlier.precision.params, "merge": earlier.method.trains_adapters}
+        if earlier.method.trains_rounded_weights:
+            options["dense"] = integer_section(ResolvedJob(earlier)) is None
+    proof = export(str(run.path), str(folder), which=str(step), **options).proof
+    say(proof)
+    # A result without its record was interrupted, and is written again.
+    atomic_write(_record_file(folder), json.dumps({"newest": newest, "step": step, "proof": proof}))
+
+
+def _with_steps(resolved: ResolvedJob, earlier: Job) -> ResolvedJob:
+    """Return the job with the number of steps that the run derived from its data, if the job does not set it."""
+    return resolved if resolved.job.steps is not None else resolved.with_values(steps=earlier.steps, epochs=None)
+
+
+def _newest_step(run: RunFolder, job: Job) -> int | None:
+    from forerun.checkpoint.reader import Reader
+
+    steps = Reader(run.checkpoints(job)).steps()
+    return max(steps) if steps else None
+
+
+def _record_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-{RECORD}")
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(_record_file(folder).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "newest" in found else None
+
+
+def _trained_further(stage: Stage, after: Stage, then: int | None, now: int | None) -> UserError:
+    return UserError(
+        "E-RUN-060",
+        f"stage {after.name} has started from step {then} of stage {stage.name}, which has {now} steps now",
+        why=f"the checkpoints of {run_path(after.job)} continue the weights of that step",
+        fix=f"set stages.{stage.name}.steps={then}, or start over from there: "
+        f"forerun train --stage {stage.name} --fresh, then the same command without --stage",
+    )

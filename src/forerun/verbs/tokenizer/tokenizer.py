@@ -1,0 +1,133 @@
+"""Tokenizers: train one on text, and report how tokenizers split text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from forerun.config.data_section import Data, Part
+from forerun.config.schema import Job
+from forerun.data.chat_template import template_named
+from forerun.data.vocabulary.split_report import TokenizerReport as TokenizerReport
+from forerun.data.vocabulary.training import END, TokenizerSettings, chat_tokens
+from forerun.errors import UserError
+from forerun.progress import ProgressBar
+from forerun.units import MIB
+from forerun.verbs.job_files import load_job, prepared
+from forerun.verbs.tokenizer import train_tokenizer as training
+from forerun.verbs.tokenizer.train_tokenizer import TrainedTokenizer as TrainedTokenizer
+
+TextSource = Job | str | os.PathLike[str]
+SPLITTINGS = ("qwen2", "llama3", "gpt2")
+NORMALIZERS = ("none", "nfc")
+
+
+def train_tokenizer(
+    data: TextSource | Sequence[str | os.PathLike[str]],
+    to: str | os.PathLike[str],
+    *,
+    vocab: int = 8192,
+    end: str = END,
+    special: Sequence[str] = (),
+    chat_template: str | os.PathLike[str] | None = "chatml",
+    splitting: str = "qwen2",
+    normalize: str = "none",
+    compare: Sequence[str] = (),
+    progress: bool = True,
+) -> TrainedTokenizer:
+    """Train a byte-level BPE tokenizer on text, and write it as a folder for `data.tokenizer` and transformers.
+
+    The same text and settings always give the same files. Held-out documents are not trained on: those of
+    `data.validation`, or else 2 % of the text.
+
+    Args:
+      data: a file, folder or glob as in `data.path`, several of them, a job, or the path of a job file.
+      to: the folder to write. It must be empty or not exist.
+      vocab: the number of tokens, with the 256 bytes and the special tokens.
+      end: the token that ends a document.
+      special: more special tokens. Those of ChatML are added if it is the template.
+      chat_template: chatml, the path of a Jinja file, or None for a tokenizer without a template.
+      splitting: how text is split into words before merging: qwen2 (each digit is a word), llama3 or gpt2.
+      normalize: nfc composes accents; none keeps every byte.
+      compare: other tokenizers for the report, as in `data.tokenizer`.
+      progress: print progress to stderr.
+
+    Returns:
+      The folder, and a report of how the tokenizer splits the text.
+
+    Raises:
+      UserError: The text cannot be read, a setting is not possible, or the folder is not empty.
+    """
+    template = None if chat_template is None else template_named(os.fspath(chat_template), "chat_template")
+    choices = {"splitting": (splitting, SPLITTINGS), "normalize": (normalize, NORMALIZERS)}
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise UserError(
+                "E-COMMAND-030",
+                f"{name}={value!r} is not possible",
+                why=f"the values are {', '.join(known)}",
+                fix=f"use {name}={known[0]!r}, or another of these values",
+            )
+    settings = TokenizerSettings(vocab, end, chat_tokens(template, special), splitting, normalize)  # type: ignore[arg-type]
+    with ProgressBar("MiB of text") as bar:
+        return training.train_tokenizer(
+            _data_of(data),
+            Path(to),
+            settings,
+            template=template,
+            compare=compare,
+            on_bytes=_shown_in(bar) if progress else (lambda done, total: None),
+            say=_say if progress else (lambda text: None),
+        )
+
+
+def inspect_tokenizer(
+    tokenizer: str | os.PathLike[str],
+    data: TextSource | Sequence[str | os.PathLike[str]],
+    *,
+    compare: Sequence[str] = (),
+) -> TokenizerReport:
+    """Return how a tokenizer splits text, next to other tokenizers and to bytes.
+
+    Args:
+      tokenizer: a folder, a tokenizer.json, a hub name or bytes, as in `data.tokenizer`.
+      data: the text, as in `train_tokenizer`.
+      compare: other tokenizers.
+    """
+    return training.inspect_tokenizer(os.fspath(tokenizer), _data_of(data), compare)
+
+
+def _data_of(source: TextSource | Sequence[str | os.PathLike[str]]) -> Data:
+    """Return the data section of a job, of a job file, or of files with text."""
+    if isinstance(source, Job):
+        return prepared(source).data
+    places = [source] if isinstance(source, str | os.PathLike) else list(source)
+    names = [os.fspath(place) for place in places]
+    if len(names) == 1 and names[0].endswith((".yaml", ".yml")):
+        return load_job(names[0]).data
+    if len(names) == 1:
+        return Data(path=names[0])
+    return Data(mixture={f"part{number}": Part(path=name) for number, name in enumerate(names)})
+
+
+def _shown_in(bar: ProgressBar) -> Callable[[int, int], None]:
+    """Return a callback that shows bytes as MiB. A new bar starts with the first call."""
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        whole = -(-total // MIB)
+        if shown < 0:
+            bar.start(whole)
+        now = whole if done >= total else done // MIB
+        if now != shown:
+            shown = now
+            bar.update(now)
+
+    return show
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,49 @@
+"""The list of exports of a run: one line per export, and never an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.report.run_record import read_lines
+from forerun.run_folder.run_folder import RunFolder
+from forerun.verbs.export.record import record_export
+from forerun.verbs.export.write_model import Exported
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Exported:
+    folder = tmp_path / "out"
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "config.json").write_bytes(b"x" * 30)
+    (folder / "adapter" / "weights").write_bytes(b"x" * 12)
+    return Exported(folder, "proof", step=60)
+
+
+def test_each_export_is_a_line(tmp_path: Path, exported: Exported) -> None:
+    run, told = RunFolder(tmp_path), list[str]()
+    record_export(run, exported, told.append)
+    record_export(run, Exported(exported.folder, "proof", is_adapter=True, step=80), told.append)
+    rows = read_lines(tmp_path / "exports.jsonl")
+    assert [(row["step"], row["format"], row["bytes"]) for row in rows] == [
+        (60, "Hugging Face", 42),
+        (80, "PEFT adapter", 42),
+    ]
+    assert rows[0]["folder"] == str(exported.folder)
+    assert told == []
+
+
+def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, exported: Exported) -> None:
+    told = list[str]()
+    (tmp_path / "exports.jsonl").mkdir()
+    record_export(RunFolder(tmp_path), exported, told.append)
+    assert len(told) == 1
+    assert str(tmp_path / "exports.jsonl") in told[0]
+
+
+def test_a_line_is_json_with_a_time(tmp_path: Path, exported: Exported) -> None:
+    record_export(RunFolder(tmp_path), exported, lambda text: None)
+    (line,) = (tmp_path / "exports.jsonl").read_text().splitlines()
+    assert json.loads(line)["unix_seconds"] > 1.7e9

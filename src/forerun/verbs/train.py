@@ -72,8 +72,8 @@ class Run:
         return export(self.folder, to, **options)
 
     def _repr_html_(self) -> str:
-        from forerun.pages.loss_curve import loss_curve
         from forerun.pages.render import render
+        from forerun.pages.svg import loss_curve
 
         rows = [row for row in self.metrics if isinstance(row.get("loss"), float)]
         validation = [(row["step"], row["validation_loss"]) for row in self.metrics if row.get("validation_loss")]

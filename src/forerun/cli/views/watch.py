@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         if end.is_set():
             return INTERRUPTED
         if args.web:
-            from forerun.watch.web.server import serve
+            from forerun.watch.web_server import serve
 
             serve(reader, args.port or 0, end, lambda text: print(text, flush=True))
         elif sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):

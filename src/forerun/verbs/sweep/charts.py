@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from forerun.pages.loss_curve import thinned
-from forerun.pages.svg import Plot, Scale, both_widths, log_scale, log_ticks
+from forerun.pages.svg import Plot, Scale, both_widths, log_scale, log_ticks, thinned
 from forerun.verbs.sweep.results import VALIDATION, RunResult, SweepResults
 
 COLOURS = 10

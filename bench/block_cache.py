@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -33,6 +34,7 @@ from forerun.data.blocks import BLOCK_BYTES
 from forerun.data.reads.block_cache import BlockCache
 from forerun.data.reads.cache_file import LINE_BLOCKS
 from forerun.data.reads.read_counts import ReadCounts
+from forerun.reporter import LineReporter
 
 ROOT = Path(__file__).parent
 SIZE_BYTES = 256 << 20
@@ -53,7 +55,7 @@ class SetClock:
 def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Return CPU microseconds by reads and by the way to read them."""
     clock = SetClock()
-    cache = BlockCache(folder / "cache", 2 * SIZE_BYTES, ReadCounts(), print, clock=clock)
+    cache = BlockCache(folder / "cache", 2 * SIZE_BYTES, ReadCounts(), LineReporter(sys.stdout), clock=clock)
     data = os.urandom(SIZE_BYTES)
     for start in range(0, SIZE_BYTES, 4 << 20):
         cache.put(KEY, start // BLOCK_BYTES, data[start : start + (4 << 20)])

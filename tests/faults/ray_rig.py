@@ -35,10 +35,10 @@ def tell(progress):
     print(progress.units_done, flush=True)
 source, recipe = open_source(Part(path=path)), recipe_for(load_tokenizer(tokenizer), validation=0.1)
 if address is None:
-    build(source, recipe, Path(root), progress=tell)
+    build(source, recipe, Path(root), on_unit=tell)
 else:
     with ray_cluster(address) as cluster:
-        build(source, recipe, Path(root), progress=tell, engine=cluster)
+        build(source, recipe, Path(root), on_unit=tell, engine=cluster)
 print("finished", flush=True)
 """
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from hashlib import blake2b, shake_128
 from pathlib import Path
 
+from recording_reporter import RecordingReporter
 from xxhash import xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES
@@ -74,7 +75,9 @@ def main(cache: str, limit: str, name: str, blocks: str, seed: str, passes: str)
     told: list[str] = []
     counts = ReadCounts()
     file, limit_bytes = Path(cache), int(limit)
-    caller = CheckingCaller(BlockCache(file, limit_bytes, counts, told.append), StoredFile(name, int(blocks)))
+    caller = CheckingCaller(
+        BlockCache(file, limit_bytes, counts, RecordingReporter(told)), StoredFile(name, int(blocks))
+    )
     largest = 0
 
     def measure() -> None:

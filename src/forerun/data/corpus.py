@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +32,12 @@ from forerun.data.tokens.exchange import CONVERSATION_FORMS
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
+from forerun.reporter import Phase
 from forerun.storage.address import Address
 from forerun.storage.folder import Folder
 from forerun.storage.open_folder import folder_at
 from forerun.units import Count
 
-OnProgress = Callable[[str, BuildProgress], None]
 CHAT_FORMS = (*CONVERSATION_FORMS, "chosen/rejected")
 PLANS = "rows"  # folder of packing plans, in the folder of a store
 
@@ -173,7 +173,7 @@ def open_corpus(
     sequence: int,
     vocab: int | None = None,
     pairs: bool = False,
-    on_progress: OnProgress | None = None,
+    phase: Phase | None = None,
     host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
@@ -184,7 +184,7 @@ def open_corpus(
       sequence: positions of a row.
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
-      on_progress: called with the name of a part and the progress of its tokenization.
+      phase: shows the progress of tokenizing.
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
@@ -192,7 +192,7 @@ def open_corpus(
     """
     reads = job_reads(data) if data.store is not None and Address.of(data.store).is_bucket else None
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, phase, reads, host)
         for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
@@ -210,7 +210,8 @@ def tokenize(
     data: schema.Data,
     *,
     shard: tuple[int, int] = (0, 1),
-    on_progress: Callable[[BuildProgress], None] | None = None,
+    name: str = "",
+    phase: Phase | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
 ) -> Folder:
@@ -221,10 +222,16 @@ def tokenize(
       recipe: how rows become tokens.
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
-      on_progress: called with the progress.
+      name: the name of the part of the data that the source is.
+      phase: shows the progress.
       engine: starts what builds the units, by default worker processes of this machine.
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
+
+    def show(progress: BuildProgress) -> None:
+        if phase is not None:
+            phase.detail = progress.text(name)
+
     return build(
         source,
         recipe,
@@ -232,7 +239,7 @@ def tokenize(
         workers=data.workers,
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
-        progress=on_progress,
+        on_unit=show,
         engine=engine,
         host=host,
     )
@@ -347,14 +354,13 @@ def _open_part(
     sequence: int,
     vocab: int | None,
     pairs: bool,
-    on_progress: OnProgress | None,
+    phase: Phase | None,
     reads: StoreReads | None,
     host: tuple[int, int],
 ) -> CorpusPart:
     source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
-    report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report, host=host)
+    folder = tokenize(source, recipe, data, name=name, phase=phase, host=host)
     store = open_store(folder, reads=reads)
     packing = packing_of(data, source)
     plans = store.local_folder / PLANS

@@ -14,8 +14,9 @@ from typing import Any
 
 from forerun.errors import UserError, did_you_mean
 from forerun.evaluate.language import Generate, Language
-from forerun.evaluate.scoring import OnProgress, Scorer
+from forerun.evaluate.scoring import Scorer
 from forerun.installation import install_command
+from forerun.reporter import SILENT, Reporter
 
 HEADERS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
 NOT_METRICS = ("alias", "name", "sample_len", "sample_count")
@@ -50,7 +51,7 @@ def run_tasks(
     *,
     limit: int | None = None,
     chat: bool = False,
-    progress: OnProgress | None = None,
+    reporter: Reporter = SILENT,
 ) -> TaskResults:
     """Run tasks of lm-eval, and return their results.
 
@@ -61,7 +62,7 @@ def run_tasks(
         generate: The function that generates answers.
         limit: The number of examples of each task, or None for all.
         chat: Whether to apply the chat template.
-        progress: A function that is called with the number of finished and of all requests.
+        reporter: Shows the number of finished requests.
 
     Raises:
         UserError: lm-eval is not installed, or a task is unknown, cannot be loaded, or runs code of the model.
@@ -74,7 +75,7 @@ def run_tasks(
 
         manager, found = _tasks(names)
         results = lm_eval.simple_evaluate(
-            model=HarnessModel(scorer, language, generate, progress),
+            model=HarnessModel(scorer, language, generate, reporter),
             tasks=found,
             task_manager=manager,
             limit=limit,

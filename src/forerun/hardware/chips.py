@@ -1,4 +1,7 @@
-"""Properties of chips: TPUs from the table `tables/chips.csv`, GPUs from `tables/gpus.csv`."""
+"""Properties of chips: TPUs from the table `tables/chips.csv`, GPUs from `tables/gpus.csv`.
+
+Also the description of a GPU for XLA's compiler.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,36 @@ from functools import cache
 from typing import Literal
 
 from forerun.errors import UserError, did_you_mean
-from forerun.hardware.gpus import GpuSpecs, gpu_specs
+from forerun.hardware.device_memory import memory_share
 from forerun.hardware.rows import Row, shipped
-from forerun.units import GIB, MIB
+from forerun.units import GIB, KIB, MIB
+
+
+@dataclass(frozen=True)
+class GpuSpecs:
+    """Properties that only GPUs have. Rates are one way and per GPU; None means that no figure was found."""
+
+    memory_bytes: int  # as the driver reports it
+    fp16_flops: float | None
+    fp8_flops: float | None
+    nvlink_bytes_per_second: float | None  # None: the GPUs of a machine communicate over PCIe
+    pcie_bytes_per_second: float
+    network_bytes_per_second: float | None  # between machines
+    compute_capability: tuple[int, int]
+    has_accelerated_features: bool  # its code is compiled for this generation only (sm_90a)
+    cores: int  # streaming multiprocessors
+    fpus_per_core: int
+    clock_hz: float
+    threads_per_core: int
+    shared_bytes_per_core: int
+    shared_bytes_per_block: int
+    l2_bytes: int
+    device_kinds: tuple[str, ...]
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory that `train` reserves for arrays."""
+        return int(self.memory_bytes * memory_share().share)
 
 
 @dataclass(frozen=True)
@@ -59,15 +89,15 @@ class Chip:
 def chips() -> tuple[Chip, ...]:
     """Return all chips of the table, TPUs first."""
     tpus = (_chip(row) for row in shipped("chips.csv").rows)
-    return (*tpus, *(_gpu_chip(row) for row in shipped("gpus.csv").rows))
+    return (*tpus, *(_chip(row, _gpu_specs(row)) for row in shipped("gpus.csv").rows))
 
 
 def chip_named(name: str) -> Chip:
     """Return the chip of that name. `v5litepod` and marketing names such as `trillium` are accepted."""
     known = {chip.name.lower(): chip for chip in chips()}
-    wanted = canonical_name(name)
-    if wanted.lower() in known:
-        return known[wanted.lower()]
+    chip = known.get(canonical_name(name))
+    if chip is not None:
+        return chip
     near = did_you_mean(name.lower(), known)
     raise UserError(
         "E-HARDWARE-001",
@@ -157,54 +187,84 @@ def device_kind_of(chip: Chip) -> str | None:
     return next((kind for kind, name in _DEVICE_KINDS.items() if name == chip.name), None)
 
 
-def _chip(row: Row) -> Chip:
+def _chip(row: Row, gpu: GpuSpecs | None = None) -> Chip:
+    """Return the chip in a row of chips.csv, or with `gpu`, in a row of gpus.csv."""
+    nvlink = gpu.nvlink_bytes_per_second if gpu else None
+    vmem_mib = row.number("vmem_mib")
     return Chip(
         name=row.text("name"),
-        bf16_flops=_scaled(row, "bf16_tflops", 1e12),
-        int8_ops=_scaled(row, "int8_tops", 1e12),
-        hbm_nominal_bytes=int(row.text("hbm_nominal_gb")) * GIB,
-        usable_bytes=int(float(row.text("usable_gib_per_device")) * GIB),
-        hbm_bytes_per_second=_scaled(row, "hbm_gb_per_second", 1e9),
-        ici_bytes_per_second=_scaled(row, "ici_gb_per_second", 1e9),
-        link_bytes_per_second=_scaled(row, "link_gb_per_second", 1e9),
-        devices_per_chip=int(row.text("devices_per_chip")),
-        chips_per_host=row.integer("chips_per_host"),
-        vmem_bytes=_whole(row, "vmem_mib", MIB),
-        clock_hz=_scaled(row, "clock_ghz", 1e9),
+        bf16_flops=row.number("bf16_tflops", 1e12),
+        int8_ops=row.number("int8_tops", 1e12),
+        hbm_nominal_bytes=int(row.text("nominal_gb" if gpu else "hbm_nominal_gb")) * GIB,
+        usable_bytes=gpu.usable_bytes if gpu else int(float(row.text("usable_gib_per_device")) * GIB),
+        hbm_bytes_per_second=row.number("hbm_gb_per_second", 1e9),
+        ici_bytes_per_second=row.number("ici_gb_per_second", 1e9) if nvlink is None else 2 * nvlink,
+        link_bytes_per_second=nvlink or gpu.pcie_bytes_per_second if gpu else row.number("link_gb_per_second", 1e9),
+        devices_per_chip=int(row.text("devices_per_chip") or 1),
+        chips_per_host=int(row.text("gpus_per_host" if gpu else "chips_per_host") or 0) or None,
+        vmem_bytes=None if vmem_mib is None else int(vmem_mib * MIB),
+        clock_hz=row.number("clock_ghz", 1e9),
         source=row.text("source"),
         date=row.text("date"),
-        eight_bits=row.text("eight_bit_format") or None,
+        gpu=gpu,
+        eight_bits=("fp8" if gpu.fp8_flops else None) if gpu else row.text("eight_bit_format") or None,
     )
 
 
-def _gpu_chip(row: Row) -> Chip:
-    specs = gpu_specs(row)
-    link = specs.nvlink_bytes_per_second or specs.pcie_bytes_per_second
-    return Chip(
-        name=row.text("name"),
-        bf16_flops=_scaled(row, "bf16_tflops", 1e12),
-        int8_ops=_scaled(row, "int8_tops", 1e12),
-        hbm_nominal_bytes=int(row.text("nominal_gb")) * GIB,
-        usable_bytes=specs.usable_bytes,
-        hbm_bytes_per_second=_scaled(row, "hbm_gb_per_second", 1e9),
-        ici_bytes_per_second=None if specs.nvlink_bytes_per_second is None else 2 * specs.nvlink_bytes_per_second,
-        link_bytes_per_second=link,
-        devices_per_chip=1,
-        chips_per_host=specs.gpus_per_host,
-        vmem_bytes=None,
-        clock_hz=specs.clock_hz,
-        source=row.text("source"),
-        date=row.text("date"),
-        gpu=specs,
-        eight_bits="fp8" if specs.fp8_flops else None,
+def _gpu_specs(row: Row) -> GpuSpecs:
+    """Return the properties in a row of gpus.csv."""
+    major, minor = row.text("compute_capability").split(".")
+    return GpuSpecs(
+        memory_bytes=int(float(row.text("memory_gib")) * GIB),
+        fp16_flops=row.number("fp16_tflops", 1e12),
+        fp8_flops=row.number("fp8_tflops", 1e12),
+        nvlink_bytes_per_second=row.number("nvlink_gb_per_second", 1e9),
+        pcie_bytes_per_second=float(row.text("pcie_gb_per_second")) * 1e9,
+        network_bytes_per_second=row.number("network_gb_per_second", 1e9),
+        compute_capability=(int(major), int(minor)),
+        has_accelerated_features=row.text("accelerated") == "1",
+        cores=int(row.text("cores")),
+        fpus_per_core=int(row.text("fpus_per_core")),
+        clock_hz=float(row.text("clock_ghz")) * 1e9,
+        threads_per_core=int(row.text("threads_per_core")),
+        shared_bytes_per_core=int(row.text("shared_kib_per_core")) * KIB,
+        shared_bytes_per_block=int(row.text("shared_kib_per_block")) * KIB,
+        l2_bytes=int(float(row.text("l2_mib")) * MIB),
+        device_kinds=tuple(row.text("device_kinds").split("|")),
     )
 
 
-def _scaled(row: Row, column: str, unit: float) -> float | None:
-    value = row.number(column)
-    return None if value is None else value * unit
+# The versions that are written into the description. They are those of the packages that the extra `cuda` installs.
+CUDA_RUNTIME, CUDA_DRIVER, CUDNN = "13.0.0", "13.0.0", "9.12.0"
 
 
-def _whole(row: Row, column: str, unit: int) -> int | None:
-    value = row.number(column)
-    return None if value is None else int(value * unit)
+def target_description(specs: GpuSpecs, hbm_bytes_per_second: float) -> str:
+    """Return the description of a GPU that XLA's compiler needs, as a text-format `GpuTargetConfigProto`."""
+    major, minor = specs.compute_capability
+    device = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * KIB,
+        "shared_memory_per_core": specs.shared_bytes_per_core,
+        "threads_per_core_limit": specs.threads_per_core,
+        "core_count": specs.cores,
+        "fpus_per_core": specs.fpus_per_core,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "memory_bandwidth": int(hbm_bytes_per_second),
+        "l2_cache_size": specs.l2_bytes,
+        "clock_rate_ghz": specs.clock_hz / 1e9,
+        "device_memory_size": specs.memory_bytes,
+        "shared_memory_per_block_optin": specs.shared_bytes_per_block,
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+    }
+    lines = [f"  {name}: {value}" for name, value in device.items()]
+    features = " feature_extension: ACCELERATED_FEATURES" if specs.has_accelerated_features else ""
+    lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor}{features} }}")
+    versions = {"runtime_version": CUDA_RUNTIME, "driver_version": CUDA_DRIVER, "dnn_version": CUDNN}
+    lines += [f'  {name}: "{value}"' for name, value in versions.items()]
+    kind = specs.device_kinds[0]
+    text = "\n".join(lines)
+    return f'gpu_device_info {{\n{text}\n}}\nplatform_name: "CUDA"\ndevice_description_str: "{kind}"\n'

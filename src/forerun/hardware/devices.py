@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.errors import UserError
+from forerun.hardware.device_memory import reserve_memory_share
 from forerun.hardware.gpu_errors import gpu_cause
-from forerun.hardware.gpu_memory import reserve_memory_share
 from forerun.installation import install_command
 
 ORDER = ("tpu", "gpu", "cpu")
@@ -264,3 +265,22 @@ class ThisMachine:
     def _allowed(self) -> tuple[str, ...]:
         """Return the platforms in JAX_PLATFORMS; empty if it is not set."""
         return tuple(name.strip() for name in self.environment.get("JAX_PLATFORMS", "").split(",") if name.strip())
+
+
+@dataclass(frozen=True)
+class NamedDevice:
+    """A device of which only the name is known."""
+
+    device_kind: str
+
+
+@dataclass(frozen=True)
+class CpuWithoutJax(ThisMachine):
+    """This machine, whose CPU is one device as long as no setting of jax or XLA can change that."""
+
+    def devices(self, platform: str) -> tuple[Any, ...]:
+        """Return the platform's devices. Imports jax except for a CPU with default settings."""
+        settings = {name for name in self.environment if name.startswith("JAX_")} - {"JAX_PLATFORMS"}
+        if platform != "cpu" or settings or self.environment.get("XLA_FLAGS") or "jax" in sys.modules:
+            return super().devices(platform)
+        return (NamedDevice("cpu"),)

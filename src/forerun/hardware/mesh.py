@@ -201,12 +201,11 @@ def valid_meshes(devices: int, context: int = 1, expert: int = 1) -> list[MeshSh
     ]
 
 
-def nearest_meshes(
-    wanted: tuple[int, int, int], devices: int, count: int = 3, *, context: int = 1, expert: int = 1
-) -> list[MeshShape]:
-    """Return the valid meshes nearest to the wanted one. Their axes context and expert have the largest possible sizes.
+def nearest_meshes(wanted: tuple[int, int, int], devices: int, *, context: int = 1, expert: int = 1) -> list[MeshShape]:
+    """Return the three valid meshes nearest to the wanted one.
 
-    The distance is the sum of |log ratio| over the axes. An axis of -1 is not compared.
+    Their axes context and expert have the largest possible sizes. The distance is the sum of |log ratio| over the axes.
+    An axis of -1 is not compared.
     """
 
     def distance(mesh: MeshShape) -> tuple[float, float, int, int]:
@@ -217,7 +216,7 @@ def nearest_meshes(
         return (round(sum(ratios), 9), round(max(ratios, default=0.0), 9), mesh.tp, mesh.data)
 
     context = math.gcd(devices, context)
-    return sorted(valid_meshes(devices, context, math.gcd(devices // context, expert)), key=distance)[:count]
+    return sorted(valid_meshes(devices, context, math.gcd(devices // context, expert)), key=distance)[:3]
 
 
 def check_sequence(shape: MeshShape, sequence: int) -> None:

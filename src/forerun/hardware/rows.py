@@ -19,15 +19,10 @@ class Row:
         """Return the cell as text; empty if the column does not exist."""
         return self.cells.get(column, "").strip()
 
-    def number(self, column: str) -> float | None:
-        """Return the cell as a number, or None if it is empty."""
+    def number(self, column: str, unit: float = 1.0) -> float | None:
+        """Return the cell as a number times `unit`, or None if it is empty."""
         text = self.text(column)
-        return float(text) if text else None
-
-    def integer(self, column: str) -> int | None:
-        """Return the cell as an integer, or None if it is empty."""
-        text = self.text(column)
-        return int(text) if text else None
+        return float(text) * unit if text else None
 
 
 @dataclass(frozen=True)
@@ -46,18 +41,16 @@ def shipped(name: str) -> Table:
 
 def parsed(lines: Iterable[str]) -> Table:
     """Parse a CSV table. Empty lines and lines that start with `#` are skipped. The first other line is the header."""
-    kept = [
-        (number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")
+    records = [
+        (number, next(csv.reader([line])))
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
     ]
-    records = [(number, next(csv.reader([line]))) for number, line in kept]
     if not records:
         return Table((), ())
     columns = tuple(cell.strip() for cell in records[0][1])
-    # Surplus cells of a row are stored under "", so that a caller can reject the row.
-    return Table(columns, tuple(Row(line, _named(columns, cells)) for line, cells in records[1:]))
-
-
-def _named(columns: tuple[str, ...], cells: list[str]) -> dict[str, str]:
-    named = dict(zip(columns, cells, strict=False))
-    surplus = cells[len(columns) :]
-    return named | ({"": ",".join(surplus)} if surplus else {})
+    rows = []
+    for line, cells in records[1:]:
+        surplus = cells[len(columns) :]  # stored under "", so that a caller can reject the row
+        rows.append(Row(line, dict(zip(columns, cells, strict=False)) | ({"": ",".join(surplus)} if surplus else {})))
+    return Table(columns, tuple(rows))

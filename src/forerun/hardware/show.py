@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.errors import UserError
 from forerun.hardware.chips import chips
-from forerun.hardware.gpu_memory import memory_share
+from forerun.hardware.device_memory import memory_share
 from forerun.hardware.gpu_names import GPU_COUNTS
-from forerun.hardware.price import Price
-from forerun.hardware.prices import check_providers, check_zone, prices
+from forerun.hardware.prices import Price, check_providers, check_zone, prices
 from forerun.hardware.slices import gpu_machines, slices
 from forerun.units import GIB
 
@@ -157,23 +155,6 @@ def _gpu_prices(shown: Sequence[Price]) -> list[str]:
         ]
         rows.append((gpu, provider, *(_number(usd, 1, ".2f") for usd in (*by_count, spot)), max(o.date for o in own)))
     return _aligned([head, *rows], left=2, rule_after=1)
-
-
-TABLES = {"chips": chips_table, "slices": slices_table}
-
-
-def table(name: str, prices_file: str | None = None, zone: str | None = None) -> str:
-    """Return the table with the name chips, slices or prices."""
-    if name == "prices":
-        return prices_table(prices_file, zone)
-    if name not in TABLES:
-        raise UserError(
-            "E-HARDWARE-016",
-            f"no table is called {name!r}",
-            why="known: chips, slices, prices",
-            fix="forerun hardware chips",
-        )
-    return TABLES[name]()
 
 
 def _number(value: float | None, unit: float, form: str = ",.0f") -> str:

@@ -7,7 +7,7 @@ second upload after an interruption skips files that the hub has already.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from forerun.errors import UserError
 from forerun.hub.client import guard_client
 from forerun.hub.names import is_repository_text
 from forerun.hub.repository import is_offline
+from forerun.reporter import SILENT, Reporter
 
 OWN_FILES = (".gitattributes",)  # the hub writes it when it creates a repository
 _BLOCK_BYTES = 1 << 20
@@ -65,7 +66,7 @@ def push_folder(
     public: bool = False,
     overwrite: bool = False,
     message: str = "Upload a model exported by forerun",
-    say: Callable[[str], None] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> Upload:
     """Upload all files of a folder in one commit, and return its address.
 
@@ -75,7 +76,7 @@ def push_folder(
         public: Whether everyone may see the repository. By default, a new repository is private.
         overwrite: Whether a repository with other files is replaced. Its history keeps them.
         message: The message of the commit.
-        say: A function that is called with a line for each part of the work.
+        reporter: receives a line for each part of the work.
 
     Raises:
         UserError: The token may not write, the repository has other content or is public, or the network failed.
@@ -93,9 +94,9 @@ def push_folder(
             if others:
                 raise _other_content(name, others)
         else:
-            say(f"creating the {'public' if public else 'private'} repository {name}")
+            reporter.info(f"creating the {'public' if public else 'private'} repository {name}")
             client.create_repo(name, private=not public, exist_ok=True)
-        say(f"uploading {folder} to {name}")
+        reporter.info(f"uploading {folder} to {name}")
         commit = client.upload_folder(
             repo_id=name,
             folder_path=folder,

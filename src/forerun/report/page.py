@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forerun.config.load import dump
@@ -21,6 +21,7 @@ from forerun.report.job_differences import differences_from_defaults
 from forerun.report.run_facts import RunFacts, StepCost, run_facts, start_seconds
 from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord, record_of
+from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import RunFolder
 from forerun.safe_text import redact
 from forerun.units import MIB, Bytes, Count, Seconds, Usd
@@ -103,13 +104,13 @@ def page(record: RunRecord, facts: RunFacts | None = None, *, live_script: str =
     )
 
 
-def write_report(folder: RunFolder, job: Job, warn: Callable[[str], None], *, stopped: bool = False) -> None:
-    """Write the page of a run to its folder. A failure is only reported to `warn`: the run itself is complete.
+def write_report(folder: RunFolder, job: Job, reporter: Reporter, *, stopped: bool = False) -> None:
+    """Write the page of a run to its folder. A failure is only reported to `reporter`: the run itself is complete.
 
     Args:
       folder: the folder of the run.
       job: the job of the run.
-      warn: receives the reason if the page cannot be written.
+      reporter: receives the reason if the page cannot be written.
       stopped: whether the run was asked to stop. The page of a long run is then not written.
     """
     try:
@@ -117,7 +118,7 @@ def write_report(folder: RunFolder, job: Job, warn: Callable[[str], None], *, st
             return
         atomic_write(folder.path / FILE, page(record_of(str(folder.path), folder, job)))
     except Exception as error:  # a page must never fail a run that trained for days
-        warn(f"{folder.path / FILE} was not written: {type(error).__name__}: {error}")
+        reporter.warn(f"{folder.path / FILE} was not written: {type(error).__name__}: {error}")
 
 
 def subtitle(record: RunRecord) -> str:

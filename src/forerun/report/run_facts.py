@@ -9,8 +9,7 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
-from forerun.hardware.price import Price
-from forerun.hardware.prices import cheapest
+from forerun.hardware.prices import Price, cheapest
 from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunStatus, status_of

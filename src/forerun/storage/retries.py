@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from forerun.errors import StorageError
+from forerun.reporter import Reporter
 from forerun.units import Seconds
 
 T = TypeVar("T")
@@ -49,13 +50,13 @@ NONE = RetrySchedule(total_seconds=0.0)  # no retries
 READS = RetrySchedule(first_seconds=0.1, most_seconds=10.0, total_seconds=180.0)
 
 
-def with_retries(call: Callable[[], T], schedule: RetrySchedule, tell: Callable[[str], None]) -> T:
+def with_retries(call: Callable[[], T], schedule: RetrySchedule, reporter: Reporter) -> T:
     """Return the result of `call`, which is repeated while it raises `StorageUnavailable`.
 
     Args:
       call: the function to call.
       schedule: the schedule of retries.
-      tell: receives a line for each failed try, and one when a later try succeeds.
+      reporter: receives a line for each failed try, and one when a later try succeeds.
 
     Raises:
       StorageUnavailable: the last try failed, too.
@@ -72,10 +73,12 @@ def with_retries(call: Callable[[], T], schedule: RetrySchedule, tell: Callable[
             if waited + delay > schedule.total_seconds:
                 raise
             left = Seconds(schedule.total_seconds - waited)
-            tell(f"{error.what} ({error.why}); try {tries} failed, next try in {Seconds(delay)}, giving up in {left}")
+            reporter.warn(
+                f"{error.what} ({error.why}); try {tries} failed, next try in {Seconds(delay)}, giving up in {left}"
+            )
         else:
             if tries:
-                tell(f"the storage answers again, after {Seconds(time.monotonic() - began)}")
+                reporter.warn(f"the storage answers again, after {Seconds(time.monotonic() - began)}")
             return result
         time.sleep(delay)
         delay = min(2 * delay, schedule.most_seconds)

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from forerun.config.schema import Job
 from forerun.console import SafeConsole
-from forerun.data.corpus import Corpus, OnProgress, recipe_of, tokenize
+from forerun.data.corpus import Corpus, recipe_of, tokenize
 from forerun.data.inspect.corpus_report import CorpusReport
 from forerun.data.inspect.open_corpus import report_of
 from forerun.data.inspect.page import page
@@ -27,12 +26,12 @@ from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.store import check
 from forerun.errors import UserError
 from forerun.files import write_output
+from forerun.reporter import LineReporter, Phase
 from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.open_data import progress_callback
 from forerun.track.display.make_display import make_display
-from forerun.verbs.job_files import prepared, warn
+from forerun.verbs.job_files import prepared
 
 PIPED_COLUMNS = 100
 
@@ -117,9 +116,8 @@ def tokenize_data(
         for name, part in job.data.parts.items():
             source = open_source(part)
             recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
-            with _progress() as progress:
-                report = partial(progress, name)
-                folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
+            with _data_phase() as phase:
+                folder = tokenize(source, recipe, job.data, shard=shard, name=name, phase=phase, engine=engine)
             done[name] = folder.location, is_complete(folder)
     return done
 
@@ -182,7 +180,7 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     resolved, file = resolve_model(prepared(job)), Path(ledger)
     corpus = opened(resolved)
     for text in corpus.warnings:
-        warn(text)
+        LineReporter(sys.stderr).warn(text)
     batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
     steps = examples = skipped = 0
     for step, found, why in drawn(file):
@@ -205,13 +203,13 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
 
 def opened(resolved: ResolvedJob) -> Corpus:
     """Open the data of a job, and show the progress of tokenizing."""
-    with _progress() as progress:
-        return open_corpus(resolved, progress)
+    with _data_phase() as phase:
+        return open_corpus(resolved, phase)
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Show progress on stderr, so that stdout has the result only."""
+def _data_phase() -> Iterator[Phase]:
+    """Show a phase on stderr, so that stdout has the result only."""
     with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
-        yield progress_callback(phase)
+        yield phase
         phase.detail = ""

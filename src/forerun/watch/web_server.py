@@ -16,7 +16,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -33,6 +32,7 @@ from forerun.report.run_facts import run_facts
 from forerun.report.run_files import DamagedRunFile
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunState, RunStatus, status_of
+from forerun.reporter import Reporter
 from forerun.safe_text import clean
 from forerun.watch.run_reader import RunReader
 
@@ -180,14 +180,14 @@ def open_server(reader: RunReader, port: int = 0) -> LiveServer:
         ) from error
 
 
-def serve(reader: RunReader, port: int, end: Event, say: Callable[[str], None]) -> None:
+def serve(reader: RunReader, port: int, end: Event, reporter: Reporter) -> None:
     """Serve the page of a run until `end` is set. The port is closed then."""
     server = open_server(reader, port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="watch --web")
     thread.daemon = True
     thread.start()
     try:
-        say(f"{server.url}\nCtrl-C ends. From another machine: {tunnel_command(server)}")
+        reporter.info(f"{server.url}\nCtrl-C ends. From another machine: {tunnel_command(server)}")
         end.wait()
     finally:
         server.shutdown()

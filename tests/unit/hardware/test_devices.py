@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from forerun.errors import UserError
-from forerun.hardware.devices import Absence, ThisMachine, choose
+from forerun.hardware.devices import Absence, CpuWithoutJax, ThisMachine, choose
 from forerun.installation import install_command
 
 NOT_HERE = Absence("none is attached to this machine", "run elsewhere")
@@ -175,3 +177,19 @@ def test_gpu_ruled_out_cheaply(tmp_path: Path) -> None:
 def test_the_real_machine_shows_its_cpus() -> None:
     chosen = choose("cpu", 2)
     assert [device.platform for device in chosen.devices] == ["cpu", "cpu"]
+
+
+def test_it_names_what_jax_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = jax.devices("cpu")[0].device_kind
+    monkeypatch.delitem(sys.modules, "jax")
+    machine = CpuWithoutJax(environment={})
+    assert [one.device_kind for one in machine.devices("cpu")] == [known]
+    assert choose("cpu", None, machine).reason == "cpu with 1 device, as the job says"
+
+
+@pytest.mark.parametrize("setting", ["JAX_NUM_CPU_DEVICES", "XLA_FLAGS"])
+def test_settings_ask_jax(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.setattr(ThisMachine, "devices", lambda self, platform: (platform,) * 4)
+    assert len(CpuWithoutJax(environment={setting: "4"}).devices("cpu")) == 4
+    assert len(CpuWithoutJax(environment={}).devices("gpu")) == 4

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.hardware.object_storage import ReadLoad, advice, request_price, step_reads
-from forerun.hardware.storage_table import HEADINGS, StorageReads
+from forerun.hardware.object_storage import HEADINGS, ReadLoad, StorageReads, advice, request_price, step_reads
 
 TEN_GB = ReadLoad("gs", 64, 2048, 4, rows=1_220_703, documents=1_000_000, cache_bytes=500 << 20)
 LARGE = ReadLoad("gs", 4096, 4096, 4, rows=3_662_109_375, documents=15 * 10**9, hosts=64, cache_bytes=8 << 30)
@@ -72,7 +71,7 @@ def test_prices_have_a_date_and_a_source() -> None:
         assert price is not None
         assert datetime.date.fromisoformat(price.date) <= datetime.date(2026, 11, 18)
         assert price.source.startswith("https://")
-        assert (price.usd_per_1000_writes, price.usd_per_1000_reads) == (0.005, 0.0004)
+        assert price.usd_per_1000_reads == 0.0004
     assert request_price("other") is None
     assert step_reads(replace(TEN_GB, protocol="other"), "rows").usd_per_1000_steps is None
 

@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass
 
 from forerun.errors import UserError
-from forerun.hardware.gpu_machine_types import gpus_of, usual_machine_type
-from forerun.hardware.gpu_names import GPU_COUNTS
+from forerun.hardware.gpu_names import GPU_COUNTS, gpus_of, usual_machine_type
 from forerun.hardware.slices import slice_named
 
 TPU_GENERATIONS = ("v5p", "v6e", "tpu7x")

@@ -10,9 +10,7 @@ from forerun.cloud.compute.machine_types import rented_name
 from forerun.cloud.provider import Capacity
 from forerun.cloud.record.entries import Option
 from forerun.errors import UserError
-from forerun.hardware.machine_prices import machine_prices
-from forerun.hardware.price import Price
-from forerun.hardware.prices import prices
+from forerun.hardware.prices import Price, machine_prices, prices
 from forerun.hardware.slices import Slice, slice_named
 
 GPU_MACHINE = re.compile(r"(a2|a3|a4|g2|g4)-[a-z0-9-]+")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.data.shares import HeldOut
-from forerun.hardware.storage_table import StorageReads
+from forerun.hardware.object_storage import StorageReads
 
 PERCENTILES = (50, 90, 99)
 

@@ -20,8 +20,7 @@ from forerun.data.order.pairs import PairDocuments, Pairs
 from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import packer_of
 from forerun.data.reads.cache_size import cache_size
-from forerun.hardware.object_storage import ReadLoad
-from forerun.hardware.storage_table import StorageReads
+from forerun.hardware.object_storage import ReadLoad, StorageReads
 from forerun.storage.address import Address
 
 SKIPPED_SHOWN = 10

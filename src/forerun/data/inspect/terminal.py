@@ -19,7 +19,7 @@ from forerun.data.inspect.excerpt import Gap, excerpt
 from forerun.data.inspect.findings import Finding, findings, share_text
 from forerun.data.inspect.histogram import histogram
 from forerun.data.inspect.pieces import visible
-from forerun.hardware.storage_table import storage_table
+from forerun.hardware.object_storage import storage_table
 from forerun.units import Bytes
 
 BINS = 14

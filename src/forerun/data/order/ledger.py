@@ -13,13 +13,14 @@ in the same order, even if one of them was interrupted and resumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.data.order.rows import Example
 from forerun.errors import UserError
 from forerun.journal import Journal, Seal
+from forerun.reporter import SILENT, Reporter
 
 
 class Ledger(Journal):
@@ -35,9 +36,9 @@ class Ledger(Journal):
         step: int = 0,
         *,
         seals: Sequence[Seal] = (),
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
     ) -> None:
-        super().__init__(file, last=step - 1, seals=seals, tell=tell, is_entry=_is_entry)
+        super().__init__(file, last=step - 1, seals=seals, reporter=reporter, is_entry=_is_entry)
 
     def write(self, step: int, examples: Iterable[Example], *, skipped: str | None = None) -> None:
         """Append the line of a step. `skipped` is the reason if its batch was skipped, else None."""

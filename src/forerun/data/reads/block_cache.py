@@ -50,6 +50,7 @@ from forerun.data.reads.cache_file import (
 from forerun.data.reads.cache_size import cache_size
 from forerun.data.reads.read_counts import ReadCounts
 from forerun.errors import Problem
+from forerun.reporter import Reporter
 from forerun.units import Bytes
 
 _KEY = struct.Struct("<QQ")
@@ -77,7 +78,7 @@ class BlockCache:
         file: Path,
         limit_bytes: int,
         counts: ReadCounts,
-        tell: Callable[[str], None],
+        reporter: Reporter,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -87,12 +88,12 @@ class BlockCache:
           file: the cache file, which may exist.
           limit_bytes: the file is never larger. Below the size of one line, nothing is cached.
           counts: failures are added to it.
-          tell: called with a message for the user, once for each kind of failure.
+          reporter: receives a message for the user, once for each kind of failure.
           clock: the time in seconds, for tests.
         """
         self.file = file
         self._wanted = geometry_within(limit_bytes)
-        self._counts, self._tell, self._clock = counts, tell, clock
+        self._counts, self._reporter, self._clock = counts, reporter, clock
         self._told: set[str] = set()
         self._lock = threading.Lock()  # protects opening and the pauses, not the content
         self._file_open: CacheFile | None = None
@@ -298,22 +299,22 @@ class BlockCache:
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._tell(text)
+            self._reporter.warn(text)
 
     def _now(self) -> int:
         return int((self._clock() - _EPOCH_SECONDS) * _TICKS) & 0xFFFFFFFF
 
 
-def job_cache(data: schema.Data, counts: ReadCounts, tell: Callable[[str], None]) -> BlockCache | None:
+def job_cache(data: schema.Data, counts: ReadCounts, reporter: Reporter) -> BlockCache | None:
     """Return the cache of a job, in the cache folder of this host; None if `data.cache_gib` is 0.
 
     Args:
       data: the data section of the job.
       counts: failures are added to it.
-      tell: called with a message for the user, once for each kind of failure.
+      reporter: receives a message for the user, once for each kind of failure.
     """
     size = cache_size(data)
-    return BlockCache(size.file, size.limit_bytes, counts, tell) if size.limit_bytes else None
+    return BlockCache(size.file, size.limit_bytes, counts, reporter) if size.limit_bytes else None
 
 
 class _Places:

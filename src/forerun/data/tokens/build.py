@@ -29,6 +29,7 @@ from forerun.errors import StorageError, UserError
 from forerun.progress import TaskSpeed
 from forerun.storage.folder import Folder
 from forerun.storage.open_folder import folder_at
+from forerun.units import Bytes, Count, Seconds
 
 __all__ = ["BuildProgress", "Limits", "build", "is_complete"]
 
@@ -45,8 +46,13 @@ class BuildProgress:
     units: int
     eta_seconds: float | None  # None: not known yet
 
+    def text(self, name: str) -> str:
+        """Return a line about the progress of the part `name` of the data."""
+        share = self.done_bytes / max(1, self.total_bytes)
+        eta = "" if self.eta_seconds is None else f"  eta {Seconds(self.eta_seconds)}"
+        return f"tokenizing {name}: {share:.0%} of {Bytes(self.total_bytes)}  {Count(self.tokens)} tokens{eta}"
 
-Tell = Callable[[BuildProgress], None]
+
 Place = TypeVar("Place", Path, Folder)
 
 
@@ -58,7 +64,7 @@ def build(
     workers: int | None = None,
     shard: tuple[int, int] = (0, 1),
     limits: Limits | None = None,
-    progress: Tell | None = None,
+    on_unit: Callable[[BuildProgress], None] | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
 ) -> Place:
@@ -73,7 +79,7 @@ def build(
         shard: (i, n) builds only the units u with u % n == i. The process that finds all units finished writes the
             index, so the result may be a store for which `is_complete` is still false.
         limits: How many bad rows and damaged files may be skipped, by default none.
-        progress: Called with the progress of the build.
+        on_unit: Called with the progress of the build.
         engine: Starts what builds the units, by default worker processes of this machine.
         host: (i, n) for host i of the n hosts of a run. They share the work on a store in a bucket, and wait for each
             other. On a local disk, each host builds all units.
@@ -101,7 +107,7 @@ def build(
         shares = [shard] if store.is_local else [shard, host]
         mine: list[Unit] | None = [unit for unit in units if all(unit.number % n == i for i, n in shares)]
         while mine is not None:
-            _Build(store, source, recipe, units, mine, limits, progress).run(engine, workers)
+            _Build(store, source, recipe, units, mine, limits, on_unit).run(engine, workers)
             alone = store.is_local or host[1] == 1 or shard[1] > 1
             mine = (
                 None if alone else missing_after_waiting(store, units, partial(is_complete, store), first=not host[0])
@@ -127,10 +133,10 @@ class _Build:
         units: Sequence[Unit],
         mine: Sequence[Unit],
         limits: Limits,
-        tell: Tell | None,
+        on_unit: Callable[[BuildProgress], None] | None,
     ) -> None:
         self._store, self._source, self._recipe, self._units = store, source, recipe, units
-        self._limits, self._tell = limits, tell
+        self._limits, self._on_unit = limits, on_unit
         self._mine = mine
         self._summaries: dict[int, dict[str, Any]] = {}
         self._failed: dict[int, Exception] = {}
@@ -290,8 +296,8 @@ class _Build:
         self._limits.check(self._store, units, whole=True)
 
     def _report(self) -> None:
-        if self._tell is not None:
-            self._tell(self._counts.progress(len(self._summaries), len(self._mine)))
+        if self._on_unit is not None:
+            self._on_unit(self._counts.progress(len(self._summaries), len(self._mine)))
 
 
 class _BuildCounts:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from forerun.errors import UserError
-from forerun.hardware.gpus import target_description
+from forerun.hardware.chips import target_description
 from forerun.hardware.slices import Slice
 from forerun.installation import install_command
 from forerun.units import KIB

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
-from forerun.hardware.price import Price
-from forerun.hardware.prices import cheapest, check_providers, check_zone, prices
+from forerun.hardware.prices import Price, cheapest, check_providers, check_zone, prices
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.save_interval import aligned, best_interval

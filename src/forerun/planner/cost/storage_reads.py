@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.hardware.object_storage import ReadLoad
-from forerun.hardware.storage_table import StorageReads
+from forerun.hardware.object_storage import ReadLoad, StorageReads
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.storage.address import Address
 from forerun.units import GIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from forerun.hardware.gpu_memory import memory_share
-from forerun.hardware.price import GOOGLE_CLOUD
+from forerun.hardware.device_memory import memory_share
+from forerun.hardware.prices import GOOGLE_CLOUD
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.failures import DAY_SECONDS, failures_of
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff

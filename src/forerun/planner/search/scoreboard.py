@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.console import SafeConsole, SafeLive, can_redraw
-from forerun.hardware.price import GOOGLE_CLOUD
+from forerun.hardware.prices import GOOGLE_CLOUD
 from forerun.planner.report.formatting import gib_text, hours_text, rate_text, seconds_text, step_text
 from forerun.planner.search.ranking import RankedPlan, shown
 from forerun.planner.search.search_ending import SearchEnding

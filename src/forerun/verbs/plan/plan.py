@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.config.schema import Job
 from forerun.files import write_output
+from forerun.hardware.object_storage import StorageReads, storage_table
 from forerun.hardware.prices import provider_names
-from forerun.hardware.storage_table import StorageReads, storage_table
 from forerun.models.decoder_config import DecoderConfig
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible, possible_requests, slices_named

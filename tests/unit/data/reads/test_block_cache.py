@@ -14,6 +14,7 @@ from pathlib import Path
 import cached_reads
 import pytest
 from cached_reads import CheckingCaller, StoredFile
+from recording_reporter import FailingReporter
 
 from forerun.data.blocks import BLOCK_BYTES
 from forerun.data.reads.block_cache import BlockCache
@@ -35,7 +36,7 @@ class Clock:
 
 
 def cache_at(file: Path, limit_bytes: int, clock: Clock | None = None) -> BlockCache:
-    return BlockCache(file, limit_bytes, ReadCounts(), pytest.fail, clock=clock or Clock())
+    return BlockCache(file, limit_bytes, ReadCounts(), FailingReporter(), clock=clock or Clock())
 
 
 def processes(*arguments: Sequence[object]) -> list[dict[str, object]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cached_reads import CheckingCaller, StoredFile
+from recording_reporter import RecordingReporter
 
 from forerun.data.reads.block_cache import BlockCache
 from forerun.data.reads.cache_file import ENTRY, HEADER_BYTES, LINE_BYTES, geometry_within, stored_geometry
@@ -28,7 +29,9 @@ class World:
     def __init__(self, file: Path, limit_bytes: int = LIMIT) -> None:
         self.seconds = 1.8e9
         self.counts, self.told = ReadCounts(), list[str]()
-        self.cache = BlockCache(file, limit_bytes, self.counts, self.told.append, clock=lambda: self.seconds)
+        self.cache = BlockCache(
+            file, limit_bytes, self.counts, RecordingReporter(self.told), clock=lambda: self.seconds
+        )
         self.caller = CheckingCaller(self.cache, FILE)
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recording_reporter import FailingReporter, RecordingReporter
 from tiny_job import JOB, TEXT
 
 from forerun.cli.main import main
@@ -34,7 +35,7 @@ def data_with(cache_gib: float | None = None, store: str = "gs://bucket/tokens")
 
 
 def opened(data: Data, told: list[str] | None = None) -> BlockCache | None:
-    return job_cache(data, ReadCounts(), pytest.fail if told is None else told.append)
+    return job_cache(data, ReadCounts(), FailingReporter() if told is None else RecordingReporter(told))
 
 
 def test_the_default_is_a_tenth_of_the_free_disk(disk: SimpleNamespace, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folder_stand_in import StandIn, write_array
+from recording_reporter import RecordingReporter
 
 from forerun.data.reads.block_cache import BlockCache
 from forerun.data.reads.block_reader import BlockReader
@@ -25,7 +26,7 @@ class Reader:
     def __init__(self, folder: Path, root: str) -> None:
         self.counts = ReadCounts()
         self.told: list[str] = []
-        cache = BlockCache(folder / "cache", 8 << 20, self.counts, self.told.append)
+        cache = BlockCache(folder / "cache", 8 << 20, self.counts, RecordingReporter(self.told))
         self.bucket = StandIn(folder / "bucket")
         reader = BlockReader(self.bucket, cache, self.counts, ReadMemory())
         self.array = reader.array("unit/a.tokens", NUMBERS.dtype, len(NUMBERS), root)

@@ -81,7 +81,7 @@ def expected(given: list[dict[str, str]], *, kept: bool) -> InMemory:
 
 def test_what_is_read_is_what_the_tokenizer_gives(source: Source, recipe: Recipe, tmp_path: Path) -> None:
     told: list[BuildProgress] = []
-    store = open_store(build(source, recipe, tmp_path / "s", workers=2, progress=told.append), verify=True)
+    store = open_store(build(source, recipe, tmp_path / "s", workers=2, on_unit=told.append), verify=True)
     given = rows(60) + rows(40, seed=1)
     assert len(store.train.units) > 5
     assert store.validation is not None
@@ -113,7 +113,7 @@ def test_what_is_read_is_what_the_tokenizer_gives(source: Source, recipe: Recipe
     assert store.counts.documents == store.rows == 100
     assert (told[-1].units_done, told[-1].documents, told[-1].done_bytes) == (told[-1].units, 100, source.size_bytes)
     assert told[-1].tokens == store.counts.tokens
-    again = open_store(build(source, recipe, tmp_path / "s", progress=told.append))
+    again = open_store(build(source, recipe, tmp_path / "s", on_unit=told.append))
     assert again.train.digest == store.train.digest
 
 
@@ -150,7 +150,7 @@ def test_a_killed_worker_changes_nothing(
             done.set()
 
     monkeypatch.setattr(pool.Pool, "_next", next_unit)
-    store = build(source, recipe, tmp_path / "killed", workers=2, progress=kill)
+    store = build(source, recipe, tmp_path / "killed", workers=2, on_unit=kill)
     assert killed
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
 
@@ -186,7 +186,7 @@ def tell(progress):
     print(progress.units_done, flush=True)
     if progress.units_done == 3:
         sys.stdin.read()
-build(Source.from_json(source), Recipe.from_json(recipe), Path(root), workers=2, progress=tell)
+build(Source.from_json(source), Recipe.from_json(recipe), Path(root), workers=2, on_unit=tell)
 """
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forerun.checkpoint.disk_space import needed_bytes, require_disk_space, saved_bytes
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, SaveFailed
 from forerun.errors import UserError
+from forerun.run.preflight import needed_bytes, require_disk_space, saved_bytes
 
 DISK_BYTES = 8 << 20
 

@@ -88,7 +88,7 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
 
 def _require_run_in_place(args: argparse.Namespace, loaded: LoadedJob) -> None:
     """Raise if the run would start over because its folder was moved. On a terminal, ask first."""
-    from forerun.run_folder.moved_run import require_run_in_place
+    from forerun.run_folder.open_folder import require_run_in_place
 
     if not args.fresh:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -16,7 +16,7 @@ from forerun.config.schema import Job
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
 from forerun.models.plugin import use_job_folder
-from forerun.run_folder.own_classes import class_names
+from forerun.run_folder.model_code import class_names
 
 # The folder of each loaded job that names classes as `module.path:Class`, by the job's `id`. A Job does not know its
 # file. A copy of a job with other values is another object, so the folders of each class are kept, too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.errors import UserError
 from forerun.hub.documents import read_json
 from forerun.hub.upload import push_folder, require_upload

@@ -24,7 +24,7 @@ from forerun.config.schema import Job
 from forerun.hardware.devices import choose
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.compile.compile_step import compile_step
+from forerun.run.compile_step import compile_step
 from forerun.run.guard import guard_of
 from forerun.run.open_data import Placement, batches_of
 from forerun.run.prepared_run import PreparedRun, ResumePoint, RunSession, train_steps

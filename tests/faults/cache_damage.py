@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax._src import compilation_cache
 
-from forerun.run.compile.compile_cache import SUFFIX, SealedCache, use_sealed
-from forerun.run.compile.compile_step import CACHE_HIT, count_events
+from forerun.run.compile_cache import SUFFIX, SealedCache, use_sealed
+from forerun.run.compile_step import CACHE_HIT, count_events
 
 Bytes = bytearray
 

@@ -23,7 +23,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
 from forerun.reporter import LineReporter
-from forerun.run.profiling.step_range import range_of
+from forerun.run.step_range import range_of
 from forerun.units import Count, Seconds
 
 if TYPE_CHECKING:

@@ -1,15 +1,31 @@
-"""Why a run compiles another program than the one that was planned."""
+"""The facts about the compiled program of a run, and why it differs from the one that was planned.
+
+`train` writes the facts to program.json. `plan` computes the same hash for the same job, devices and versions.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from forerun.config.load import values
+from forerun.files import atomic_write
+from forerun.hardware.chips import chip_of_device_kind
+from forerun.report.job_differences import value_text
+from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import RunFolder
+from forerun.version import __version__
 
+if TYPE_CHECKING:  # the agent on the hosts of a cloud run does not need them
+    from forerun.program.build import Program
+    from forerun.resolve.resolved_job import ResolvedJob
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "optax")
 UNEXPLAINED = "versions, devices, mesh and job agree: an environment variable of jax, a plugin or edited code differs"
 
 
@@ -29,6 +45,39 @@ class ProgramFacts:
     mesh: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, str] = field(default_factory=dict)
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions on which the program depends. Packages that are not installed are omitted."""
+    versions = {"forerun": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def program_facts(resolved: ResolvedJob, program: Program, devices: Sequence[Any], hash: str) -> ProgramFacts:
+    """Return the facts about a program that was compiled for `devices`."""
+    kind = devices[0].device_kind
+    chip = chip_of_device_kind(kind)
+    return ProgramFacts(
+        program=hash,
+        device=chip.name if chip is not None else kind,
+        devices=len(devices),
+        mesh=str(program.derived.mesh),
+        versions=installed_versions(),
+        job={key: value_text(value) for key, value in values(resolved.job).items()},
+    )
+
+
+def write_program_facts(folder: RunFolder, facts: ProgramFacts, reporter: Reporter) -> None:
+    """Write program.json. Training does not depend on it, so a failure is only reported."""
+    try:
+        atomic_write(folder.program, json.dumps(asdict(facts), indent=1) + "\n")
+    except OSError as error:
+        reporter.warn(f"{folder.program} was not written: {error}")
 
 
 def program_of_run(run: Path) -> ProgramFacts | None:

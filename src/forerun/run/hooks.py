@@ -6,21 +6,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from forerun.data.feed import Feed
 from forerun.data.order.ledger import Ledger
 from forerun.data.read_ahead import StepSource
 from forerun.data.reads.store_reads import StoreReads
-from forerun.program.state import State
+from forerun.program.state import Metrics, State
 from forerun.reporter import Reporter
 from forerun.run.extension import Extension
-from forerun.run.pipeline import FinishedStep
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step whose outcome is final: taken, taken at a later try, or skipped.
+
+    Args:
+      step: its number; the first step of a run is 1.
+      metrics: its metrics on the host, or None if the step was skipped.
+      rejection: why the device rejected its first try, or None if it did not.
+      allowed: whether it is a spike that was taken, because the step before it was skipped for a spike too.
+    """
+
+    step: int
+    metrics: Metrics | None
+    rejection: str | None = None
+    allowed: bool = False
+
+    @property
+    def skip_reason(self) -> str | None:
+        """Return why the step was skipped, or None if it was taken."""
+        return self.rejection if self.metrics is None else None
+
+    @property
+    def warning(self) -> str | None:
+        """Return a message for the user if the first try was rejected, else None."""
+        if self.rejection is None:
+            return None
+        if self.metrics is None:
+            return f"step {self.step}: {self.rejection}, twice; its batch is skipped, the weights are unchanged"
+        if self.allowed:
+            return f"step {self.step}: {self.rejection} again, so the batch is not the cause: the clipped step is taken"
+        return (
+            f"step {self.step}: {self.rejection}; the second try succeeded, so the fault was transient, "
+            "most likely in the hardware"
+        )
+
+    def metrics_row(self) -> dict[str, Any]:
+        """Return what metrics.jsonl records about a rejected first try, or an empty row if there was none."""
+        if self.rejection is None:
+            return {}
+        outcome = "skipped" if self.metrics is None else "allowed" if self.allowed else "replayed"
+        return {outcome: self.rejection}
 
 
 class Hook:
@@ -127,7 +170,8 @@ class MetricsHook(Hook):
       feed: measures how long the run has waited for data.
       extension: the change of the number of steps since the checkpoint, if there is one.
       times: accounts for the time of the run.
-      reads: counts the reads of stores in a bucket; None if there are none.
+      reads: counts the reads of stores in a bucket, and reports the first damaged block and the totals; None if there
+        are none.
     """
 
     def __init__(
@@ -155,6 +199,8 @@ class MetricsHook(Hook):
 
     def on_finish(self, finished: FinishedStep) -> None:
         step, throughput = finished.step, self._throughput
+        for text in self._reads.take_messages() if self._reads is not None else ():
+            self._reporter.warn(text)
         if finished.warning:
             self._reporter.warn(finished.warning)
         self._times.finish_step(step, self._feed.waited_seconds, is_useful=finished.rejection is None)
@@ -171,17 +217,6 @@ class MetricsHook(Hook):
             self._metrics_log.write(step, **row)
             self._times.mark(step)
         self._reporter.step(throughput.view())
-
-
-class ReadsHook(Hook):
-    """Shows messages about the reads of stores in a bucket: the first damaged block, and the totals at the end."""
-
-    def __init__(self, reads: StoreReads | None, reporter: Reporter) -> None:
-        self._reads, self._reporter = reads, reporter
-
-    def on_finish(self, finished: FinishedStep) -> None:
-        for text in self._reads.take_messages() if self._reads is not None else ():
-            self._reporter.warn(text)
 
     def on_stop(self, step: int, state: State) -> None:
         total = None if self._reads is None else self._reads.total()

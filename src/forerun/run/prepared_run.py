@@ -21,20 +21,18 @@ from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords
-from forerun.run.compile.compile_step import CompiledStep, forbid_compilation
+from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords, SaveSchedule
+from forerun.run.compile_step import CompiledStep, forbid_compilation
 from forerun.run.extension import Extension
 from forerun.run.guard import DivergenceGuard
-from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ReadsHook, ValidationHook
+from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ValidationHook
 from forerun.run.open_data import Placement
-from forerun.run.pipeline import StepPipeline
 from forerun.run.preference_reference import REFERENCE, recorded_base
-from forerun.run.profiling.profile_hook import profiling
-from forerun.run.profiling.step_range import StepRange
+from forerun.run.profile_hook import profiling
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.sample import SampleHook, Sampler, sample_text, weights_of
-from forerun.run.save_schedule import SaveSchedule
-from forerun.run.steps import batches_until_stop, run_steps
+from forerun.run.step_range import StepRange
+from forerun.run.steps import StepPipeline, batches_until_stop, run_steps
 from forerun.run.summary import summary_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
@@ -186,7 +184,6 @@ def train_steps(
                 times=times,
                 reads=reads,
             ),
-            ReadsHook(reads, reporter),
         ]
         pipeline = StepPipeline(
             state,

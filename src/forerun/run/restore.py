@@ -11,7 +11,7 @@ from forerun.run.extension import extension_of, extensions_of, require_steps_lef
 from forerun.run.guard import guard_of
 from forerun.run.preflight import require_same_data
 from forerun.run.prepared_run import PreparedRun, ResumePoint
-from forerun.run.profiling.profile_hook import still_ahead
+from forerun.run.profile_hook import still_ahead
 from forerun.run.run_devices import local_devices, peak_flops
 from forerun.run.throughput import Throughput
 from forerun.run_folder.stored_files import saved_files

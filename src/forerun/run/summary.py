@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -14,13 +15,12 @@ from forerun.hardware.devices import DeviceChoice
 from forerun.methods.method import parameter_count, trainable_count
 from forerun.program.build import Program
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile.compile_step import CompiledStep
+from forerun.run.compile_step import CompiledStep
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.run_folder import RunFolder
 from forerun.track.event_log import read_events
 from forerun.track.metrics import read_metrics
-from forerun.track.slice_history import slice_history
 from forerun.version import __version__
 
 
@@ -83,3 +83,26 @@ def summary_of(
             **{name: version(name) for name in ("jax", "jaxlib", "optax", "orbax-checkpoint")},
         },
     }
+
+
+def slice_history(events: Iterable[Mapping[str, Any]]) -> list[dict[str, int]]:
+    """Return from which step on how many slices computed the steps that the run keeps.
+
+    The `step` of an entry is that of the checkpoint from which they continued, 0 for the start. Steps that a later
+    session computed again count for that session. A session without a `resume` line did not get as far as its state,
+    except for the first one, which has none. The result is empty for a run that does not count slices.
+    """
+    found: list[dict[str, int]] = []
+    slices: Any = None
+    for event in events:
+        if event.get("event") == "start":
+            slices = event.get("slices")
+        first = event.get("event") == "start" and event.get("session") == 1
+        if not (first or event.get("event") == "resume") or type(slices) is not int:
+            continue
+        step = 0 if first else int(event.get("step", 0))
+        while found and found[-1]["step"] >= step:
+            found.pop()
+        if not found or found[-1]["slices"] != slices:
+            found.append({"step": step, "slices": slices})
+    return found

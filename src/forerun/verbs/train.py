@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.config.schema import Job
 from forerun.reporter import LineReporter, Reporter
-from forerun.run.profiling.step_range import StepRange, range_of
+from forerun.run.step_range import StepRange, range_of
 from forerun.run_folder.open_folder import require_run_in_place
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
 from forerun.run_folder.stage_folder import run_of

@@ -30,7 +30,7 @@ from forerun.reporter import LineReporter, StepView
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import prepared_run
 from forerun.run import train as loop
-from forerun.run.compile.compile_step import RecompileError
+from forerun.run.compile_step import RecompileError
 from forerun.run.guard import DivergenceError
 from forerun.track.metrics import read_metrics
 

@@ -17,7 +17,7 @@ from forerun.generate.writing import TextGeneration
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import capabilities_of
 from forerun.reporter import SILENT, LineReporter, Reporter
-from forerun.run.compile.compile_step import use_cache
+from forerun.run.compile_step import use_cache
 from forerun.trained_model.load_model import LoadedModel
 from forerun.trained_model.load_model import load_model as load_weights
 from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_tasks, evaluate_text, longest_context

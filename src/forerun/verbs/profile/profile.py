@@ -10,7 +10,7 @@ from pathlib import Path
 from forerun.config.schema import Job
 from forerun.reporter import LineReporter, Reporter
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.profiling.profile_summary import ProfileSummary
+from forerun.run.device_profile import ProfileSummary
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.verbs.job_files import prepared
 from forerun.verbs.table import Table

@@ -1,4 +1,4 @@
-"""The tracker of trackio. It runs in a separate process (`forerun.track.backends.client_host`)."""
+"""The tracker of trackio. It runs in a separate process (`forerun.track.backends.client_process`)."""
 
 from __future__ import annotations
 

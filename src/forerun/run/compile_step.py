@@ -5,6 +5,7 @@ A compilation between steps would take minutes without any message. It is an err
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ import jax
 from jax import monitoring
 
 from forerun.errors import UserError
+from forerun.files import atomic_write
 from forerun.hardware.chips import Chip
 from forerun.hardware.slices import slice_of_devices
 from forerun.objectives.batch import Batch
@@ -27,8 +29,7 @@ from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
 from forerun.program.step import Step
 from forerun.reporter import Reporter
-from forerun.run.compile.compile_cache import use_sealed
-from forerun.run.compile.compile_times import CompileTimes
+from forerun.run.compile_cache import use_sealed
 from forerun.units import Bytes
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -51,7 +52,7 @@ def cache_folder() -> Path:
 
 
 def use_cache() -> None:
-    """Enable the compile cache, whose entries are private and signed (`forerun.run.compile.compile_cache`)."""
+    """Enable the compile cache, whose entries are private and signed (`forerun.run.compile_cache`)."""
     folder = cache_folder()
     with suppress(OSError):  # JAX opens the cache later, and `compile_cache` then warns
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -201,3 +202,43 @@ def forbid_compilation() -> Iterator[Callable[[int], None]]:
                 raise RecompileError(f"{counts[COMPILED]} programs were compiled during step {step}")
 
         yield check
+
+
+MAX_ENTRIES = 500
+
+
+class CompileTimes:
+    """A JSON file with the seconds of the last compilation for each key. It is informative only.
+
+    A file that cannot be read or written is ignored: no result depends on it.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or _default_path()
+
+    def expected_seconds(self, *keys: str) -> float | None:
+        """Return the time of the first key that is known, or None."""
+        times = self._read()
+        return next((times[key] for key in keys if key in times), None)
+
+    def record(self, seconds: float, *keys: str) -> None:
+        """Store the time under all keys. The oldest entries are removed."""
+        times = {key: value for key, value in self._read().items() if key not in keys}
+        times |= dict.fromkeys(keys, round(seconds, 3))
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(self._path, json.dumps(dict(list(times.items())[-MAX_ENTRIES:])) + "\n")
+
+    def _read(self) -> dict[str, float]:
+        try:
+            found = json.loads(self._path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        entries = found.items() if isinstance(found, dict) else ()
+        return {key: float(value) for key, value in entries if isinstance(value, int | float)}
+
+
+def _default_path() -> Path:
+    """Return the file in the user's cache. It is not in the compile cache, so that clearing that keeps the times."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "forerun" / "compile_times.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.track.backends.wandb_log import BLOCK_BYTES, TAIL_BLOCKS, last_step
+from forerun.track.backends.wandb import BLOCK_BYTES, TAIL_BLOCKS, last_step
 
 ROWS = 40
 WRITE = f"""

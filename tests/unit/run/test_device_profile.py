@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from jax.profiler import ProfileData
 
-from forerun.run.profiling.device_profile import DeviceProfile, device_profiles
-from forerun.run.profiling.profile_summary import summary_of
+from forerun.run.device_profile import DeviceProfile, device_profiles, summary_of
 
 Timed = Sequence[tuple[str, int, int]]  # (name, start and end in microseconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.track.slice_history import slice_history
+from forerun.run.summary import slice_history
 
 
 def session(number: int, slices: int, resumed: int | None = None) -> list[dict[str, Any]]:

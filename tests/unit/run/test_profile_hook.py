@@ -19,9 +19,8 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.reporter import LineReporter
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.profiling.profile_hook import ProfileHook, still_ahead
-from forerun.run.profiling.recording import Recording
-from forerun.run.profiling.step_range import StepRange
+from forerun.run.profile_hook import ProfileHook, Recording, still_ahead
+from forerun.run.step_range import StepRange, range_of
 from forerun.run.train import train
 from forerun.supervise.worker.worker import silent_worker
 from forerun.verbs.profile.profile_steps import profile_steps
@@ -173,3 +172,30 @@ def test_profile_command_leaves_no_run(make_job: MakeJob, tmp_path: Path) -> Non
     assert recorded.summary is not None
     assert recorded.summary.busy_seconds + recorded.summary.idle_seconds == pytest.approx(recorded.summary.step_seconds)
     assert (tmp_path / "out" / "profile.txt").read_text() == recorded.text
+
+
+@pytest.mark.parametrize(("text", "first", "last"), [("10:15", 10, 15), ("7", 7, 7), ("1:1", 1, 1)])
+def test_range(text: str, first: int, last: int) -> None:
+    assert range_of(text) == StepRange(first, last)
+    assert range_of(text).count == last - first + 1
+
+
+@pytest.mark.parametrize("text", ["15:10", "0:3", "a:b", "-3:4", "3:", ":3", "1:2:3", "2.5:3"])
+def test_mistakes(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        range_of(text)
+    assert caught.value.code == "E-RUN-084"
+
+
+def test_a_reversed_range_suggests_the_other_order() -> None:
+    with pytest.raises(UserError) as caught:
+        range_of("15:10")
+    assert caught.value.fix == "--profile 10:15"
+
+
+def test_beyond_the_last_step() -> None:
+    StepRange(3, 6).require_reached(6)
+    with pytest.raises(UserError) as caught:
+        StepRange(10, 15).require_reached(12)
+    assert caught.value.code == "E-RUN-085"
+    assert caught.value.fix == "--profile 7:12"

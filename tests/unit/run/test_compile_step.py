@@ -21,8 +21,9 @@ from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.reporter import LineReporter
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.compile.compile_step import (
+from forerun.run.compile_step import (
     CompiledStep,
+    CompileTimes,
     RecompileError,
     cache_folder,
     compile_step,
@@ -159,3 +160,35 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "forerun" / "compiled"
+
+
+def test_the_first_known_key_is_the_expectation(tmp_path: Path) -> None:
+    times = CompileTimes(tmp_path / "sub" / "times.json")
+    assert times.expected_seconds("program a", "job x") is None
+    times.record(12.5, "program a", "job x")
+    times.record(20.0, "program b", "job x")
+    assert times.expected_seconds("program a", "job x") == 12.5
+    assert times.expected_seconds("program c", "job x") == 20.0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"job x": "soon"}', "\xff"])
+def test_a_damaged_file_is_no_expectation_and_is_written_again(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(content, encoding="latin-1")
+    assert CompileTimes(path).expected_seconds("job x") is None
+    CompileTimes(path).record(3.0, "job x")
+    assert CompileTimes(path).expected_seconds("job x") == 3.0
+
+
+def test_a_folder_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    CompileTimes(tmp_path / "file" / "times.json").record(3.0, "job x")
+    assert CompileTimes(tmp_path / "file" / "times.json").expected_seconds("job x") is None
+
+
+def test_old_entries_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.run.compile_step.MAX_ENTRIES", 2)
+    times = CompileTimes(tmp_path / "times.json")
+    for number in range(3):
+        times.record(number + 1.0, f"job {number}")
+    assert [times.expected_seconds(f"job {number}") for number in range(3)] == [None, 2.0, 3.0]

@@ -14,8 +14,8 @@ from forerun.hardware.devices import DeviceChoice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.unrolling import UnrollChoice
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile import unroll_choice
-from forerun.run.compile.unroll_choice import with_unroll_chosen
+from forerun.run import run_devices
+from forerun.run.run_devices import attention_note, with_unroll_chosen
 
 TPU = tuple(
     SimpleNamespace(device_kind="TPU v5 lite", platform="tpu", coords=(x, y, 0), process_index=0)
@@ -37,7 +37,7 @@ def test_the_choice_of_plan(monkeypatch: pytest.MonkeyPatch, unrolled: bool) -> 
         asked.append(question)
         return SimpleNamespace(unroll=UnrollChoice(unrolled, "it was compiled"))
 
-    monkeypatch.setattr(unroll_choice, "cached_fit_result", planned)
+    monkeypatch.setattr(run_devices, "cached_fit_result", planned)
     told: list[str] = []
     found = with_unroll_chosen(job(unroll="auto"), DeviceChoice("tpu", TPU, ""), RecordingReporter(told))
     assert found.job.unroll is unrolled
@@ -53,7 +53,7 @@ def test_a_part_of_a_slice_is_planned_as_a_part(monkeypatch: pytest.MonkeyPatch)
         return SimpleNamespace(unroll=UnrollChoice(True, ""))
 
     monkeypatch.setattr("jax.devices", lambda platform: list(TPU))
-    monkeypatch.setattr(unroll_choice, "cached_fit_result", planned)
+    monkeypatch.setattr(run_devices, "cached_fit_result", planned)
     with_unroll_chosen(job(unroll="auto", devices=4), DeviceChoice("tpu", TPU[:4], ""))
     assert (asked[0].slice.name, asked[0].devices) == ("v5e-8", 4)
 
@@ -62,7 +62,7 @@ def test_a_compiler_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch)
     def planned(question: CompileRequest) -> Any:
         raise UserError("E-PLAN-004", "the TPU compiler is not installed", why="", fix="")
 
-    monkeypatch.setattr(unroll_choice, "cached_fit_result", planned)
+    monkeypatch.setattr(run_devices, "cached_fit_result", planned)
     told: list[str] = []
     assert (
         with_unroll_chosen(job(unroll="auto"), DeviceChoice("tpu", TPU, ""), RecordingReporter(told)).job.unroll
@@ -79,3 +79,37 @@ def test_a_fixed_value_is_kept(unroll: bool) -> None:
         is unroll
     )
     assert not told
+
+
+def _line(kind: str, platform: str, capability: str | None, **job: Any) -> str | None:
+    model = {"layers": 2, "embed": 64, "heads": 2, "vocab": 128}
+    made = Job.model_validate({"model": model, "data": "nothing", "sequence": 64, "batch": 1, "steps": 1, **job})
+    device = SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
+    return attention_note(ResolvedJob(made), SimpleNamespace(devices=[device]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "expected"),
+    [("NVIDIA H20", "9.0", "attention: cudnn"), ("NVIDIA A10G", "8.6", "attention: xla, because ")],
+)
+def test_a_gpu_of_no_table_has_a_kernel_by_its_capability(kind: str, capability: str, expected: str) -> None:
+    line = _line(kind, "gpu", capability)
+    assert line is not None
+    assert line.startswith(expected)
+    assert ("because" in line) == expected.endswith("because ")
+
+
+def test_a_named_kernel_has_no_reason() -> None:
+    assert _line("NVIDIA H20", "gpu", "9.0", attention="xla") == "attention: xla"
+
+
+def test_other_devices_have_no_line() -> None:
+    assert _line("TPU v5 lite", "tpu", None) is None
+
+
+def test_a_split_sequence_that_splash_cannot_compute_has_a_reason() -> None:
+    line = _line("TPU v5 lite", "tpu", None, mesh={"context": 2}, sequence=320)
+    assert line is not None
+    assert line.startswith("attention: xla, because ")
+    assert "80" in line, "the length of a chunk"
+    assert _line("TPU v5 lite", "tpu", None, mesh={"context": 2}, sequence=512) is None

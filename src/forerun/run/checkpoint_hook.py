@@ -1,4 +1,4 @@
-"""Checkpoints during a run: when they are saved and what their records contain."""
+"""Checkpoints during a run: the hook that saves them, what their records contain, and the schedule of saves."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ from forerun.supervise.worker.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 from forerun.units import Bytes, Seconds
+
+MEASURED = 5  # steps before the first decision
+SMALL_BYTES_PER_SECOND = 1e8  # a small state pauses the run for less time than the assumed second
+WORTH_SECONDS = 60  # if the rest of the run wastes less than this, there is no warning
+BETWEEN_SECONDS = 3600 / ASSUMPTIONS.preemptions_per_hour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +169,7 @@ class SaveReporter(Reporter):
         self._reporter.warn(text)
 
 
-MEASURED = 5  # steps before the first decision
-SMALL_BYTES_PER_SECOND = 1e8  # a small state pauses the run for less time than the assumed second
-WORTH_SECONDS = 60  # if the rest of the run wastes less than this, there is no warning
-BETWEEN_SECONDS = 3600 / ASSUMPTIONS.preemptions_per_hour
+# ---- The steps at which a run saves: all hosts save at the same steps, because the first host decides for all ----
 
 
 class SaveSchedule:

@@ -34,6 +34,7 @@ from forerun.units import Bytes
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
+MAX_ENTRIES = 500  # of the file with the times of compilations
 
 
 # JAX raises this private class for a compiled program. Functions under jit raise FloatingPointError instead.
@@ -204,17 +205,16 @@ def forbid_compilation() -> Iterator[Callable[[int], None]]:
         yield check
 
 
-MAX_ENTRIES = 500
-
-
 class CompileTimes:
-    """A JSON file with the seconds of the last compilation for each key. It is informative only.
+    """A JSON file with the seconds of the last compilation on this machine for each key. It is informative only.
 
     A file that cannot be read or written is ignored: no result depends on it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path or _default_path()
+        # It is not in the compile cache, so that clearing that keeps the times.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._path = path or cache / "forerun" / "compile_times.json"
 
     def expected_seconds(self, *keys: str) -> float | None:
         """Return the time of the first key that is known, or None."""
@@ -231,14 +231,8 @@ class CompileTimes:
 
     def _read(self) -> dict[str, float]:
         try:
-            found = json.loads(self._path.read_text("utf-8"))
+            times = json.loads(self._path.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
-        entries = found.items() if isinstance(found, dict) else ()
+        entries = times.items() if isinstance(times, dict) else ()
         return {key: float(value) for key, value in entries if isinstance(value, int | float)}
-
-
-def _default_path() -> Path:
-    """Return the file in the user's cache. It is not in the compile cache, so that clearing that keeps the times."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "forerun" / "compile_times.json"

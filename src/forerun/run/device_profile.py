@@ -1,4 +1,4 @@
-"""The operations of each device in a recording of the JAX profiler (an `xplane.pb` file).
+"""The operations of each device in a recording of the JAX profiler (an `xplane.pb` file), and their summary.
 
 TPUs have a plane per core with the lines `XLA Ops`, `Async XLA Ops` and `Steps`. GPUs have a plane per device with a
 line per stream. On CPU, the operations are events of host threads.
@@ -18,6 +18,9 @@ from jax.profiler import ProfileData
 
 from forerun.units import Seconds
 
+SHOWN_OPERATIONS = 15
+WIDEST_NAME = 60
+KINDS = ("compute", "collective", "host transfer", "copy")
 DEVICE_PLANE = re.compile(r"/device:(TPU|GPU):\d+")
 HOST_PLANE = "/host:CPU"
 # Operations that only contain others.
@@ -148,9 +151,7 @@ def is_container(name: str) -> bool:
     return name.split(".")[0].rstrip("0123456789") in CONTAINERS
 
 
-SHOWN_OPERATIONS = 15
-WIDEST_NAME = 60
-KINDS = ("compute", "collective", "host transfer", "copy")
+# ---- The summary of the profiles of all devices ----
 
 
 @dataclass(frozen=True)

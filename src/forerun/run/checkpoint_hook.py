@@ -23,14 +23,13 @@ from forerun.program.state import State
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.guard import DivergenceGuard
-from forerun.run.hooks import Hook
+from forerun.run.hooks import Hook, RunSession
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.throughput import RECENT, Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.stored_files import StoredFiles, record_of
 from forerun.supervise.worker.worker import Worker
 from forerun.track.metrics import MetricsLog
-from forerun.track.run_times import RunTimes
 from forerun.units import Bytes, Seconds
 
 MEASURED = 5  # steps before the first decision
@@ -80,17 +79,17 @@ class CheckpointHook(Hook):
 
     def __init__(
         self,
+        session: RunSession,
         store: CheckpointStore,
         schedule: SaveSchedule,
         records: CheckpointRecords,
         replica_check: ReplicaCheck,
         program: Program,
-        worker: Worker,
-        times: RunTimes,
         first: int,
     ) -> None:
         self._store, self._schedule, self._records = store, schedule, records
-        self._replica_check, self._program, self._worker, self._times = replica_check, program, worker, times
+        self._replica_check, self._program, self._worker = replica_check, program, session.worker
+        self._times = session.times
         self._guard, self._validation, self._throughput = records.guard, records.validation, records.throughput
         # An earlier process saved this checkpoint, and stopped before the evaluation that belongs to it.
         self._lacks_loss = self._validation.is_pending(first) and schedule.replaces(first)

@@ -12,12 +12,11 @@ from forerun.files import atomic_write
 from forerun.program.state import State
 from forerun.reporter import Reporter
 from forerun.run.device_profile import ProfileSummary, device_profiles, summary_of
-from forerun.run.hooks import Hook
+from forerun.run.hooks import Hook, RunSession
 from forerun.run.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import Worker
-from forerun.track.run_times import RunTimes
 
 SUMMARY = "profile.txt"
 # Level 1 has only steps and operations of the devices. On CPU, operations are host events of level 2.
@@ -160,12 +159,7 @@ class ProfileHook(Hook):
 
 @contextmanager
 def profiling(
-    steps: StepRange | None,
-    folder: RunFolder,
-    throughput: Throughput,
-    times: RunTimes,
-    reporter: Reporter,
-    worker: Worker,
+    session: RunSession, steps: StepRange | None, folder: RunFolder, throughput: Throughput
 ) -> Iterator[list[Hook]]:
     """Yield the hook that profiles `steps`, or no hook if there are none. Stop the recording if the block fails."""
     if steps is None:
@@ -173,30 +167,22 @@ def profiling(
         return
     recording = Recording(folder.profile, on_cpu=jax.default_backend() == "cpu")
 
-    def on_saved(recorded: StepRange, session: Path) -> None:
-        _, text = summary_of_session(session, recorded)
+    def on_saved(recorded: StepRange, recording_folder: Path) -> None:
+        _, text = summary_of_session(recording_folder, recorded)
         atomic_write(folder.profile / SUMMARY, text)
-        reporter.info(text.rstrip())
-        relative = session.relative_to(folder.path).as_posix()
-        times.event("profile", first=recorded.first, last=recorded.last, folder=relative)
+        session.reporter.info(text.rstrip())
+        relative = recording_folder.relative_to(folder.path).as_posix()
+        session.times.event("profile", first=recorded.first, last=recorded.last, folder=relative)
 
     @contextmanager
     def stopping() -> Iterator[None]:
-        worker.pulse.phase("profile")
-        with times.spent("other"):
+        session.worker.pulse.phase("profile")
+        with session.times.spent("other"):
             yield
         throughput.exclude()
 
     try:
-        yield [
-            ProfileHook(
-                steps,
-                recording,
-                on_saved=on_saved,
-                stopping=stopping,
-                reporter=reporter,
-            )
-        ]
+        yield [ProfileHook(steps, recording, on_saved=on_saved, stopping=stopping, reporter=session.reporter)]
     finally:
         recording.discard()
 

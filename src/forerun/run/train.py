@@ -19,10 +19,11 @@ from forerun.run.checkpoint_hook import SaveReporter, retention_of
 from forerun.run.compile_step import compile_step, use_cache
 from forerun.run.device_errors import user_error_of
 from forerun.run.finished_run import finished_summary
+from forerun.run.hooks import RunSession
 from forerun.run.open_data import batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, check_before_data
-from forerun.run.prepared_run import PreparedRun, RunSession, final_sample, finish_files, train_steps
+from forerun.run.prepared_run import PreparedRun, final_sample, finish_files, train_steps
 from forerun.run.profile_hook import still_ahead
 from forerun.run.replicas import replica_check_of
 from forerun.run.restore import restore

@@ -40,7 +40,7 @@ NOTES = frozenset(f"E-{area}-{number:03d}" for area, numbers in _NOTES.items() f
 PLACEHOLDER = re.compile(r"<[^<>\n]*>")
 MOST_FORMS = 6  # of one text; more would hide the common ones
 _DEPTH = 4  # of helpers that call each other
-_QUOTED_CODE = re.compile(rf'"({CODE.pattern})"')
+_QUOTED_CODE = re.compile(rf'"({CODE.pattern})"(?=[,\n])')  # an argument or a constant, not a mention in a docstring
 # The callers of these classes add the place to `why`: a file and a line, or the command line.
 _PLACES = {
     "JobValueError": ("<place> sets <key>", ": "),

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -185,6 +185,17 @@ class LineReporter(Reporter):
 
     def close(self) -> None:
         self._stream.flush()
+
+
+class LogReporter(Reporter):
+    """A reporter that prints lines with their time to stdout, for the log of a service."""
+
+    def info(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a full disk must not end the process
+            print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.info(f"warning: {text}")
 
 
 class EndSignal(Protocol):

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recording_reporter import RecordingReporter
+
 from forerun.cloud.host.agent import Agent, AgentTimes
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.service import ServiceState, parse_state
-from forerun.cloud.host.settings import AgentSettings
+from forerun.cloud.host.settings import AgentSettings, HostLayout
+from forerun.cloud.host.training import ServiceState, parse_state
 from forerun.cloud.provider import CloudUnavailable, SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, HostEntry, Option, ReadyEntry
 from forerun.cloud.record.read_entry import DamagedEntry
@@ -108,7 +109,7 @@ class Host:
         api = self.api if is_rented else None
         times = AgentTimes(speed=50.0, flush_seconds=1000.0)
         settings = self.settings(hosts=hosts)
-        return Agent(settings, self.layout, self.files, host, api, lambda: notice, self.said.append, times)
+        return Agent(settings, self.layout, self.files, host, api, lambda: notice, RecordingReporter(self.said), times)
 
     def settings(self, **changes: Any) -> AgentSettings:
         settings = AgentSettings(
@@ -186,7 +187,7 @@ class SteppedAgent:
             0,
             host.api,
             lambda: "",
-            host.said.append,
+            RecordingReporter(host.said),
             wall=lambda: host.wall,
             monotonic=lambda: host.uptime,
             start=lambda work, name: work(),

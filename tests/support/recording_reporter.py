@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from forerun.progress import TaskProgress
@@ -33,6 +35,19 @@ class _RecordedProgress(TaskProgress):
 
     def update(self, done: int, detail: str = "") -> None:
         self._updates.append((done, self._total))
+
+
+class CallingReporter(Reporter):
+    """Passes all texts to a function."""
+
+    def __init__(self, function: Callable[[str], None]) -> None:
+        self._function = function
+
+    def info(self, text: str) -> None:
+        self._function(text)
+
+    def warn(self, text: str) -> None:
+        self._function(text)
 
 
 class FailingReporter(Reporter):

@@ -21,7 +21,7 @@ from forerun.checkpoint import hosts
 from forerun.checkpoint.log import BrokenRecord, Commit, Log
 from forerun.checkpoint.manifest import Damage, damage
 from forerun.checkpoint.orbax_adapter import orbax_context, quiet_orbax
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.reporter import SILENT, Reporter
 from forerun.storage.address import Address
 from forerun.storage.open_folder import folder_at
@@ -256,12 +256,6 @@ class Reader:
                 fix="undo the change of the job, or give it another name to start a new run",
             )
         return saved
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's text, or the name of its type."""
-    text = error.what if isinstance(error, UserError) else str(error)
-    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def newest_step(folder: Path | str) -> int:

@@ -30,9 +30,9 @@ from forerun.checkpoint import hosts
 from forerun.checkpoint.log import BrokenRecord, Commit
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
-from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint, first_line
+from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint
 from forerun.checkpoint.saving import Writer, release_threads, saving_context
-from forerun.errors import StorageError, UserError
+from forerun.errors import StorageError, UserError, first_line
 from forerun.reporter import SILENT, Reporter
 from forerun.storage.retries import RetrySchedule, StorageUnavailable
 from forerun.units import Seconds

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.files import read_regular
 from forerun.units import MIB
 
@@ -35,7 +35,7 @@ def read_tokenizer(path: Path) -> tuple[bytes, tokenizers.Tokenizer]:
         raise UserError(
             "E-DATA-081",
             f"data.tokenizer: {path} is not a tokenizer.json",
-            why=str(error).splitlines()[0][:500],
+            why=first_line(error),
             fix="give the tokenizer.json that comes with the model, or data.tokenizer=bytes",
         ) from error
     vocabulary = inner.get_vocab(with_added_tokens=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError, did_you_mean
+from forerun.errors import UserError, did_you_mean, first_line
 from forerun.evaluate.language import Generate, Language
 from forerun.evaluate.scoring import Scorer
 from forerun.installation import install_command
@@ -119,11 +119,10 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
         try:
             built = manager.load([name])
         except Exception as error:  # many libraries can fail here: files, network, YAML
-            text = str(error).strip() or type(error).__name__
             raise UserError(
                 "E-EVAL-013",
                 f"task '{name}' cannot be loaded",
-                why=text.splitlines()[0],
+                why=first_line(error),
                 fix="its data must be in the cache, on the network or in a local file: see docs/how-to/eval.md",
             ) from error
         _require_harmless(built["tasks"])

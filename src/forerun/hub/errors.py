@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-from forerun.errors import StorageError, UserError
+from forerun.errors import StorageError, UserError, first_line
 
 RepositoryKind = Literal["model", "dataset"]
 
@@ -118,7 +118,7 @@ def _answered(error: Exception, name: str, kind: RepositoryKind) -> UserError:
     return UserError(
         "E-HUB-025",
         f"the hub could not serve {name}",
-        why=f"it answered {status or _first_line(error)}",
+        why=f"it answered {status or first_line(error)}",
         fix="wait a little and run the same command again: complete files are kept. "
         "With HF_HUB_OFFLINE=1, forerun uses a copy from an earlier run",
     )
@@ -130,7 +130,7 @@ def _unreachable(error: BaseException, name: str) -> UserError:
     return UserError(
         "E-HUB-026",
         f"the hub cannot be reached for {name}",
-        why=f"{constants.ENDPOINT}: {_first_line(error)}",
+        why=f"{constants.ENDPOINT}: {first_line(error)}",
         fix="check the network, proxy and HF_ENDPOINT; with HF_HUB_OFFLINE=1, forerun uses a copy from an earlier run",
     )
 
@@ -139,7 +139,7 @@ def _interrupted(error: Exception, name: str) -> UserError:
     return UserError(
         "E-HUB-027",
         f"the download of {name} was interrupted",
-        why=_first_line(error),
+        why=first_line(error),
         fix="run the same command again: complete files are kept, the others are downloaded again",
     )
 
@@ -161,7 +161,3 @@ def _page(name: str, kind: RepositoryKind) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

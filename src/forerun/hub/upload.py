@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.hub.client import guard_client
 from forerun.hub.names import is_repository_text
 from forerun.hub.repository import is_offline
@@ -223,7 +223,7 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
             fix=f"wait until the other upload is complete, then run `{again}`",
         )
     if status or any(_is_network(cause) for cause in causes):
-        reason = f"the hub answered {status}" if status else _first_line(causes[-1])
+        reason = f"the hub answered {status}" if status else first_line(causes[-1])
         return UserError(
             "E-HUB-056",
             f"the upload to {name} was interrupted",
@@ -236,7 +236,7 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
         return UserError(
             "E-HUB-064",
             f"the hub's answer about {name} cannot be used",
-            why=f"{type(wrong).__name__}: {_first_line(wrong)}",
+            why=f"{type(wrong).__name__}: {first_line(wrong)}",
             fix=f"check HF_ENDPOINT, which must be the address of a hub; then run `{again}`",
         )
     return error
@@ -258,7 +258,3 @@ def _status(error: BaseException) -> int:
 def _is_network(error: BaseException) -> bool:
     package = type(error).__module__.partition(".")[0]
     return package.startswith(("httpx", "httpcore", "hf_xet")) or isinstance(error, ConnectionError | TimeoutError)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice, choose
@@ -157,7 +157,6 @@ def unroll_choice(resolved: ResolvedJob, chosen: DeviceChoice) -> UnrollChoice:
     try:
         choice = cached_fit_result(CompileRequest(resolved, slice_of_devices(chip, attached))).unroll
     except (UserError, CompilerFailure) as error:
-        said = error.what if isinstance(error, UserError) else str(error).partition("\n")[0]
-        return UnrollChoice(False, f"the two programs could not be compared: {said}")
+        return UnrollChoice(False, f"the two programs could not be compared: {first_line(error)}")
     assert choice is not None
     return choice

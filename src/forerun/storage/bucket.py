@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.reporter import SILENT, Reporter
 from forerun.storage.address import Address
 from forerun.storage.folder import FileRange
@@ -94,8 +94,7 @@ class BucketFolder:
             except Exception as error:
                 if isinstance(error, UserError) or not is_temporary(error):
                     raise
-                why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
-                raise _unavailable(f"the bucket of {self.address} does not answer", why) from error
+                raise _unavailable(f"the bucket of {self.address} does not answer", first_line(error)) from error
 
         return with_retries(attempt, self.schedule, self.reporter)
 

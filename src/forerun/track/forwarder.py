@@ -19,6 +19,7 @@ from typing import Any
 
 from forerun.config.load import values
 from forerun.config.schema import Job
+from forerun.errors import first_line
 from forerun.files import atomic_write
 from forerun.journal import TailReader
 from forerun.reporter import SILENT, Reporter
@@ -111,7 +112,7 @@ class Forwarder:
         try:
             self._tracker.end(finished)  # type: ignore[attr-defined]
         except Exception as error:
-            self._trouble = _text(error)
+            self._trouble = first_line(error)
 
     def _work(self) -> None:
         """Forward rows until the run ends, with growing delays after errors."""
@@ -168,17 +169,12 @@ class Forwarder:
 
     def _complain(self, error: Exception) -> None:
         """Report the first of several errors in succession."""
-        text = _text(error)
+        text = first_line(error)
         if not self._trouble:
             self._reporter.warn(
                 f"{self.name} does not accept rows ({text}); they are kept in metrics.jsonl and sent later"
             )
         self._trouble = text
-
-
-def _text(error: Exception) -> str:
-    """Return the first line of an error's text."""
-    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
 
 
 @contextmanager

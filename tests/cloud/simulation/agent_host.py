@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from recording_reporter import CallingReporter
+
 from forerun.cloud.host import agent as agent_module
 from forerun.cloud.host.agent import Agent
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.service import ServiceState
-from forerun.cloud.host.settings import read_settings
-from forerun.cloud.host.train_progress import TrainProgress
+from forerun.cloud.host.settings import HostLayout, read_settings
+from forerun.cloud.host.training import ServiceState, TrainProgress
 from forerun.cloud.record.run_files import RunFiles
 from simulation.bucket import BucketFolder
 from simulation.process import Killed, Process
@@ -163,7 +163,7 @@ class AgentHost:
             self.index,
             context.provider(self.process),
             lambda: self.notice,
-            lambda text: context.world.note(f"{self.process.name}: {text}"),
+            CallingReporter(lambda text: context.world.note(f"{self.process.name}: {text}")),
             wall=self.wall,
             monotonic=self.monotonic,
             service=self,

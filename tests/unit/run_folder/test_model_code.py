@@ -50,7 +50,7 @@ def start(place: Path) -> list[str]:
     forget()
     use_job_folder(place / "job")
     import_plugin("own_net_probe")
-    record_code(RunFolder(place / "run"), JOB, RecordingReporter(told), RecordingReporter(told))
+    record_code(RunFolder(place / "run"), JOB, RecordingReporter(told))
     forget()
     return told
 

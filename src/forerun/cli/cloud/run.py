@@ -10,9 +10,10 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from forerun import interrupt
-from forerun.cli.cloud.connection import agrees, tell
+from forerun.cli.cloud.connection import agrees
 from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.control.actions import EndRun
-    from forerun.cloud.control.interfaces import JobDelivery
+    from forerun.cloud.control.controller import JobDelivery
     from forerun.cloud.control.ledger import RunLedger
     from forerun.cloud.control.run_view import ControlView
-    from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.setup.job_files import JobFiles
+    from forerun.cloud.ssh.delivery import SshDelivery
 
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
@@ -43,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.record.read_entry import undamaged
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.setup.job_files import job_files
-    from forerun.cloud.setup.units import HOST_JOB_FOLDER
-    from forerun.cloud.view.known_runs import remember_runs
+    from forerun.cloud.setup.startup import HOST_JOB_FOLDER
     from forerun.cloud.view.project_state import api_errors
+    from forerun.cloud.view.run_location import remember_runs
     from forerun.verbs.job_files import open_job
 
     require_one_line(vars(args))
@@ -95,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
     if begun.keeper and undamaged(files.finished()) is None:
         from forerun.cloud.keeper.keeper_start import start_keeper
 
-        start_keeper(begun, files, compute, local, delivery.identity, delivery.secrets, tell, time.sleep)
+        start_keeper(
+            begun, files, compute, local, delivery.identity, delivery.secrets, LineReporter(sys.stderr), time.sleep
+        )
         if args.no_wait:
             print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
             return 0
@@ -122,8 +125,7 @@ def control(
 ) -> tuple[ControlView, EndRun | None]:
     """Control a run until its end; with --no-wait, until its hosts train. Return the last view and the end."""
     from forerun.cli.cloud.run_display import ControlLines
-    from forerun.cloud.control.controller import Controller
-    from forerun.cloud.control.lease import holder_name
+    from forerun.cloud.control.controller import Controller, holder_name
 
     name = wanted.name
     interrupt.set_report(
@@ -155,12 +157,14 @@ def delivery_for(
     local: JobFiles | None = None,
 ) -> SshDelivery:
     """Return the delivery with the run's ssh key on this machine."""
-    from forerun.cloud.control.ssh_delivery import SshDelivery
+    from forerun.cloud.ssh.delivery import SshDelivery
     from forerun.cloud.ssh.keys import identity_of
 
     rest = getattr(next(iter(providers.values())), "rest", None)  # machines of the user have no project
     project = None if rest is None else rest.project
-    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap, local=local)
+    return SshDelivery(
+        job_folder, identity_of(wanted.folder), project, LineReporter(sys.stderr), through_iap=through_iap, local=local
+    )
 
 
 def _trains(view: ControlView) -> bool:
@@ -169,8 +173,7 @@ def _trains(view: ControlView) -> bool:
 
 
 def _first_request(wanted: CloudRun, delivery: JobDelivery) -> SliceRequest:
-    from forerun.cloud.control.next_attempt import first_attempt
-    from forerun.cloud.control.slice_request import slice_request
+    from forerun.cloud.control.next_attempt import first_attempt, slice_request
 
     entry = first_attempt(wanted)
     return slice_request(wanted, entry, delivery.metadata(wanted, entry))
@@ -181,8 +184,8 @@ def _print_outline(
 ) -> None:
     from forerun.cli.cloud.file_list import file_summary
     from forerun.cli.cloud.run_limits import limit_lines
-    from forerun.cloud.control.ssh_delivery import secrets_in
-    from forerun.cloud.control.status_text import duration, option_text
+    from forerun.cloud.control.run_report import duration, option_text
+    from forerun.cloud.ssh.delivery import secrets_in
 
     print(f"{'resume' if resumed else 'run'} {wanted.name}: checkpoints and results in {wanted.folder}")
     for number, option in enumerate(wanted.options[:6], 1):
@@ -193,7 +196,7 @@ def _print_outline(
     if len(wanted.options) > 6:
         print(f"  and {len(wanted.options) - 6} more zones, if these have no capacity")
     if wanted.device == "cpu":
-        tell("warning: the job has device: cpu, so the rented chips stay idle")
+        LineReporter(sys.stderr).warn("the job has device: cpu, so the rented chips stay idle")
     names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
@@ -203,7 +206,7 @@ def _print_outline(
     if wanted.max_usd is not None:
         planned = wanted.options[0].hours
         if planned is not None and planned * wanted.options[0].usd_per_hour > wanted.max_usd:
-            tell("warning: the plan costs more than the cap: the run will stop there with a checkpoint")
+            LineReporter(sys.stderr).warn("the plan costs more than the cap: the run will stop there with a checkpoint")
 
 
 def _question(wanted: CloudRun, spent_usd: float = 0.0) -> str:
@@ -236,7 +239,7 @@ def _shortened(value: object) -> object:
 
 
 def _report(view: ControlView, end: EndRun) -> int:
-    from forerun.cloud.control.run_summary import run_summary, summary_lines
+    from forerun.cloud.control.run_report import run_summary, summary_lines
     from forerun.cloud.record.entries import ENDED_FAILED, ENDED_FINISHED
 
     name = view.run.name

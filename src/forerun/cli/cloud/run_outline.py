@@ -9,8 +9,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.cloud.connection import tell
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,8 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
     Raises:
       UserError: The job has no bucket, no slice fits, no price is known, or the cap is too small.
     """
-    from forerun.cloud.compute.keeper_machine import KEEPER_USD_PER_HOUR
     from forerun.cloud.control.offers import is_gpu_machine
+    from forerun.cloud.keeper.keeper_start import KEEPER_USD_PER_HOUR
     from forerun.cloud.labels import run_label
     from forerun.cloud.record.entries import CloudRun
 
@@ -116,7 +116,7 @@ def _planned_slices(names: Sequence[str]) -> list[str]:
             try:
                 compiler_for(slice_).require()
             except UserError as error:
-                tell(f"warning: {name} is not planned: {error.what}; {error.fix}")
+                LineReporter(sys.stderr).warn(f"{name} is not planned: {error.what}; {error.fix}")
                 return []
         found.append(slice_.name)
     return found
@@ -161,7 +161,7 @@ def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) 
             fix=f"--on {next(iter(rows))}",
         )
     for name in missing:
-        tell(f"warning: {name} is omitted: the job does not fit it")
+        LineReporter(sys.stderr).warn(f"{name} is omitted: the job does not fit it")
     return {name: rows[name] for name in order if name in rows}, found.job.steps
 
 
@@ -176,7 +176,7 @@ def _options(args: argparse.Namespace, names: Sequence[str], rows: dict[str, dic
     elif args.reservation:
         capacity = "reservation"
     if names[0].startswith(SSH):
-        from forerun.cloud.ssh.machines import machine_option
+        from forerun.cloud.ssh.ssh_provider import machine_option
 
         return [machine_option(names[0].removeprefix(SSH))]
     return [
@@ -236,7 +236,7 @@ def _cap(args: argparse.Namespace, options: Sequence[Option]) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    from forerun.cloud.setup.planned_wheel import WHEEL, keep_wheel
+    from forerun.cloud.setup.wheel import WHEEL, keep_wheel
 
     found = {"python": platform.python_version(), WHEEL: keep_wheel()}
     for name in ("forerun", "jax", "jaxlib", "libtpu"):

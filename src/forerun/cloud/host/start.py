@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from pathlib import Path
 
 from forerun.cloud.host.agent import Agent, AgentTimes, SliceApi
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.settings import AgentSettings, read_settings
+from forerun.cloud.host.settings import AgentSettings, HostLayout, read_settings
 from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
 from forerun.hardware.tpu_hosts import find_tpu_hosts
+from forerun.reporter import LogReporter
 
 SSH = "ssh"  # the provider of machines that belong to the user
 NOTICE_SECONDS = 1.0
@@ -31,7 +30,7 @@ def start_agent(settings_file: Path, root: Path, speed: float) -> int:
         host_index(settings),
         api_of(settings),
         notice.reason,
-        tell,
+        LogReporter(),
         AgentTimes(speed=speed),
     )
     return agent.run()
@@ -107,13 +106,8 @@ class NoticeWatch:
             try:
                 notice = maintenance_notice.announced(maintenance_notice.metadata_url())
             except Exception as error:  # nothing ends this thread
-                tell(f"notice: {type(error).__name__}: {error}")
+                LogReporter().info(f"notice: {type(error).__name__}: {error}")
                 notice = None
             if notice is not None:
                 self._reason = notice[0]
             time.sleep(self._every_seconds)
-
-
-def tell(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a full disk must not end the agent
-        print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)

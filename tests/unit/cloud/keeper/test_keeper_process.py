@@ -7,11 +7,11 @@ from pathlib import Path
 
 from simulated_cloud import START, SimulatedCloud, SimulatedDelivery, SimulatedProvider, cloud_run, option
 
-from forerun.cloud.keeper.keeper_process import KeeperDelivery, run_keeper
-from forerun.cloud.keeper.settings import KeeperSettings, read_settings
+from forerun.cloud.keeper.keeper_process import KeeperDelivery, KeeperSettings, read_keeper_settings, run_keeper
 from forerun.cloud.provider import NameTaken, SliceRequest, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 
 PRICES = {"v6e-8": 10.0, "e2-small": 0.5}
 RUN = replace(cloud_run(option()), keeper=True, keeper_usd_per_hour=0.5, keeper_at=START)
@@ -35,7 +35,7 @@ def keep(cloud: SimulatedCloud, provider: SimulatedProvider) -> str:
     assert isinstance(run, CloudRun)
     settings = replace(SETTINGS, run=run)
     elapsed = lambda: cloud.now  # noqa: E731
-    end = run_keeper(settings, providers, delivery, lambda text: None, cloud.advance, cloud.files(), elapsed=elapsed)
+    end = run_keeper(settings, providers, delivery, SILENT, cloud.advance, cloud.files(), elapsed=elapsed)
     return end.reason
 
 
@@ -116,4 +116,4 @@ def test_paths_of_the_job_are_those_of_the_keeper() -> None:
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "agent.json"
     file.write_bytes(SETTINGS.to_json())
-    assert read_settings(file) == SETTINGS
+    assert read_keeper_settings(file) == SETTINGS

@@ -24,7 +24,7 @@ from forerun.data.tokens.engines.ray_node import Shipment, build_unit, node_prob
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import part_name
 from forerun.data.tokens.unit import Unit
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.installation import install_command
 from forerun.safe_text import redact
 from forerun.storage.address import Address
@@ -99,7 +99,7 @@ class RayEngine:
             raise UserError(
                 "E-DATA-200",
                 "the connection to the Ray cluster is lost",
-                why=_first_line(error),
+                why=_type_and_text(error),
                 fix="run the same command again when the cluster runs; finished units are kept",
             ) from error
         finally:
@@ -168,7 +168,7 @@ class RayEngine:
         if self._limit is not None and unit.number > self._limit:
             return  # its task was cancelled
         if isinstance(error, exceptions.RayTaskError):
-            about = {"where": None, "error": _first_line(error.cause or error), "trace": str(error)[-4000:]}
+            about = {"where": None, "error": _type_and_text(error.cause or error), "trace": str(error)[-4000:]}
             yield Event("bug", unit, about)
             return
         if isinstance(error, exceptions.OutOfMemoryError):
@@ -183,7 +183,7 @@ class RayEngine:
         lost = UserError(
             "E-DATA-201",
             f"{unit.name} was lost {LOSSES} times, with its node or its Ray worker",
-            why=_first_line(error),
+            why=_type_and_text(error),
             fix="look at the nodes with `ray status`, then run the same command again; finished units are kept",
         )
         yield Event("error", unit, lost.parts())
@@ -218,7 +218,7 @@ class RayEngine:
                     raise UserError(
                         "E-DATA-196",
                         f"node {checks[one]['NodeManagerHostname']} cannot import forerun",
-                        why=_first_line(error),
+                        why=_type_and_text(error),
                         fix=f"install the same version on every node, then restart its Ray: {install_command('ray')}",
                     ) from error
                 continue  # the node is lost, and the others do its work
@@ -289,7 +289,7 @@ def _connect(ray: Any, address: str) -> None:
         raise UserError(
             "E-DATA-204",
             f"--ray {address}: no connection to a Ray cluster",
-            why=_first_line(error),
+            why=_type_and_text(error),
             fix="start one with `ray start --head`, or name the head node: --ray HOST:6379",
         ) from error
     finally:
@@ -302,6 +302,5 @@ def _is_missing(error: Exception) -> bool:
     return "No module named" in str(error) or "failed to import" in str(error)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+def _type_and_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forerun.pages.chart_ticks import value_text
+from forerun.pages.line_chart import value_text
 from forerun.report.comparison import Comparison, answer
 from forerun.report.job_differences import differences_from_defaults
 from forerun.report.page import METRICS, TIME_NAMES, environment, figures, price_note, share_texts, subtitle

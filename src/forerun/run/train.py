@@ -18,7 +18,6 @@ from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.checkpoint_hook import SaveReporter, retention_of
 from forerun.run.compile_step import compile_step, use_cache
 from forerun.run.device_errors import user_error_of
-from forerun.run.finished_run import finished_summary
 from forerun.run.hooks import RunSession
 from forerun.run.open_data import batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
@@ -30,6 +29,7 @@ from forerun.run.restore import restore
 from forerun.run.run_devices import choose_devices, program_on, report_program, session_slices
 from forerun.run.sample import sampler_of
 from forerun.run.step_range import StepRange
+from forerun.run.summary import finished_summary
 from forerun.run.validation import Validation
 from forerun.run_folder.model_code import record_code
 from forerun.run_folder.open_folder import open_folder

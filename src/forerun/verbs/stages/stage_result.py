@@ -21,7 +21,7 @@ from forerun.errors import UserError
 from forerun.files import atomic_write
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.finished_run import finished_summary
+from forerun.run.summary import finished_summary
 from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
 from forerun.verbs.export.rounding import integer_section
 from forerun.verbs.export.write_model import export

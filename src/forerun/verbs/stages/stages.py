@@ -242,7 +242,7 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, reporter: Reporter) ->
       UserError: the stage before is not finished, or this stage was changed after the next one had started.
     """
     from forerun.hardware.devices import choose
-    from forerun.run.finished_run import finished_summary
+    from forerun.run.summary import finished_summary
     from forerun.verbs.stages.stage_outline import resolve_stage
     from forerun.verbs.stages.stage_result import ready_job, require_unused
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.doctor import report
+    from forerun.doctor import checks
 
     _require_matching_options(args)
     if args.cloud:
         return _run_cloud(args)
-    return report.run(smoke=args.smoke, overrides=args.overrides)
+    return checks.run(smoke=args.smoke, overrides=args.overrides)
 
 
 def _require_matching_options(args: argparse.Namespace) -> None:
@@ -39,8 +39,8 @@ def _require_matching_options(args: argparse.Namespace) -> None:
 
 def _run_cloud(args: argparse.Namespace) -> int:
     from forerun.cloud.cloud_checks import cloud_checks
+    from forerun.doctor.checks import line, verdict
     from forerun.doctor.machine import Finding
-    from forerun.doctor.report import line, verdict
     from forerun.exit_codes import USER_MISTAKE
 
     findings = []

@@ -10,8 +10,8 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.methods.job_warnings import warnings_of
 from forerun.program.state import State
+from forerun.report.differences import program_facts, write_program_facts
 from forerun.report.page import write_report
-from forerun.report.program_differences import program_facts, write_program_facts
 from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.teacher_targets import with_teacher_targets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.report.program_differences import UNEXPLAINED, ProgramFacts, program_differences, program_of_run
+from forerun.report.differences import UNEXPLAINED, ProgramFacts, program_differences, program_of_run
 
 PLANNED = ProgramFacts(
     "aaaaaaaaaaaa", "v6e", 8, "data=1 fsdp=8 tp=1", {"jax": "0.10.2", "python": "3.11"}, {"batch": "32", "seed": "0"}

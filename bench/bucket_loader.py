@@ -14,7 +14,7 @@ from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
 from forerun.data.reads.block_cache import BlockCache
 from forerun.data.reads.block_reader import BlockReader
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.tokens.store import open_store
 from forerun.reporter import LineReporter
 from forerun.storage.open_folder import folder_at

@@ -26,8 +26,8 @@ from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
-from forerun.data.tokens.engines.pool import Pool
-from forerun.data.tokens.engines.ray_cluster import ray_cluster
+from forerun.data.tokens.worker_pool import Pool
+from forerun.data.tokens.ray_cluster import ray_cluster
 from forerun.data.tokens.recipe import recipe_for
 address, path, tokenizer, root, unit_bytes = json.loads(sys.argv[1])
 unit.unit_bytes = lambda total: unit_bytes

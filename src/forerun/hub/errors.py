@@ -31,9 +31,9 @@ def to_user_error(
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return _gated(name, _status(error), kind)
+        return _gated(name, status_of(error), kind)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return _not_found(name, _status(error), kind)
+        return _not_found(name, status_of(error), kind)
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
             "E-HUB-018",
@@ -60,7 +60,7 @@ def to_user_error(
             why=str(error),
             fix="correct its permissions, or set HF_HOME",
         )
-    if _is_network(error):
+    if is_network(error):
         return _interrupted(error, name) if downloading else _unreachable(error, name)
     return error
 
@@ -107,7 +107,7 @@ def _not_here(error: Exception, name: str, revision: str | None) -> UserError:
 
 
 def _answered(error: Exception, name: str, kind: RepositoryKind) -> UserError:
-    status = _status(error)
+    status = status_of(error)
     if status in (401, 403):
         return UserError(
             "E-HUB-024",
@@ -144,14 +144,14 @@ def _interrupted(error: Exception, name: str) -> UserError:
     )
 
 
-def _is_network(error: Exception) -> bool:
+def is_network(error: BaseException) -> bool:
     """Return whether an error comes from the network layer of the client, or from an incomplete download."""
     package = type(error).__module__.partition(".")[0]
     broken = package.startswith(("httpx", "httpcore", "requests", "urllib3", "hf_xet"))
     return broken or isinstance(error, ConnectionError | TimeoutError) or "Consistency check" in str(error)
 
 
-def _status(error: Exception) -> int:
+def status_of(error: BaseException) -> int:
     """Return the HTTP status of the hub's response, or 0 if there was no response."""
     response = getattr(error, "response", None)
     return int(getattr(response, "status_code", 0))

@@ -5,6 +5,7 @@
 | `REQUEST_RETRIES` | a request, in the driver | about 40 seconds |
 | `ARRAY_RETRIES` | a request for the arrays of a checkpoint, in the driver | about 15 minutes |
 | `READS` | a read of training data whose answers fail or are too short | 3 minutes |
+| `HUB_READS` | a read of a dataset on the hub by ranges | a minute |
 | `RetrySchedule()` | the save or the restore of a checkpoint | an hour |
 
 A failure that is still there after its time is raised as `StorageUnavailable`.
@@ -48,6 +49,7 @@ class RetrySchedule:
 
 NONE = RetrySchedule(total_seconds=0.0)  # no retries
 READS = RetrySchedule(first_seconds=0.1, most_seconds=10.0, total_seconds=180.0)
+HUB_READS = RetrySchedule(first_seconds=0.5, most_seconds=5.0, total_seconds=60.0)
 
 
 def with_retries(call: Callable[[], T], schedule: RetrySchedule, reporter: Reporter) -> T:

@@ -83,9 +83,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             **parts(),
         )
 
-    monkeypatch.setattr("forerun.verbs.language_model.language_model.load_weights", load_model)
-    monkeypatch.setattr("forerun.verbs.language_model.language_model.use_cache", lambda: None)
-    monkeypatch.setattr("forerun.verbs.language_model.language_model.Engine", lambda *_, **__: engine())
+    monkeypatch.setattr("forerun.trained_model.load_model.load_model", load_model)
+    monkeypatch.setattr("forerun.run.compile_step.use_cache", lambda: None)
+    monkeypatch.setattr("forerun.generate.engine.Engine", lambda *_, **__: engine())
     return calls
 
 

@@ -6,12 +6,13 @@ import importlib.metadata
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forerun.cli.words import parser_of
+from forerun.cli.commands import parser_of
 from forerun.doctor.checks import (
     DEBUG_VARIABLES,
     PAGE,
@@ -333,12 +334,13 @@ def test_every_variable_for_debugging_is_on_the_page() -> None:
 def test_the_recommended_command_starts_each_host_with_its_own_number() -> None:
     """`--worker=all` runs the same words everywhere, so they must name each host through what differs there."""
     command = shlex.split(re.findall(r"--command='([^']+)'", EVERYWHERE)[0])
-    args = parser_of(command[1]).read(command[2:])
-    assert (command[0], args.secret) == ("forerun", "secret")
+    options = vars(parser_of(command[1]).read(command[2:]))
+    assert (command[0], options["secret"]) == ("forerun", "secret")
     slots = []
     for worker in ("0", "1", "2"):
         environment = {"TPU_WORKER_HOSTNAMES": "tpu-0,tpu-1,tpu-2", "TPU_WORKER_ID": worker}
-        slots.append(given(args.host, args.leader, lambda seen=environment: find_tpu_hosts(seen, lambda name: None)))
+        hosts = partial(find_tpu_hosts, environment, lambda name: None)
+        slots.append(given(options["host"], options.get("leader"), hosts))
     assert [(slot.index, slot.count) for slot in slots] == [(0, 3), (1, 3), (2, 3)]
     assert {slot.address for slot in slots} == {f"tpu-0:{PORT}"}
 
@@ -349,7 +351,7 @@ def test_no_page_recommends_a_command_for_all_workers_that_numbers_one_host() ->
     lines = [line for page in pages for line in page.read_text("utf-8").splitlines() if "--worker=all" in line]
     commands = [shlex.split(found) for line in lines for found in re.findall(r"--command='([^']+)'", line)]
     assert commands
-    assert {parser_of(words[1]).read(words[2:]).host for words in commands} <= {"auto", None}
+    assert {getattr(parser_of(words[1]).read(words[2:]), "host", None) for words in commands} <= {"auto", None}
     assert all("--command='" in line or " scp " in line for line in lines)
 
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from recording_reporter import RecordingReporter
+from recording_reporter import CallingReporter, RecordingReporter
 from written_run import START, WrittenRun
 
 from forerun.cli.main import main
@@ -181,7 +181,7 @@ def test_a_run_that_is_starting_is_waited_for(run: WrittenRun) -> None:
     def start(said_text: str) -> None:
         job.write_text(text)
 
-    terminal.wait_for_start(FolderReader(run.path), threading.Event(), start)
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), CallingReporter(start))
     job.unlink()
     end = threading.Event()
     end.set()

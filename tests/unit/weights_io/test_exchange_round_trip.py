@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.weights_io import blocks, leaves, write
 from forerun.weights_io.match import dtypes_of
 from forerun.weights_io.read import read_params

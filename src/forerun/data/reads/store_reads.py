@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from forerun.config import schema
-from forerun.data.reads.block_cache import job_cache
 from forerun.data.reads.block_reader import BlockReader, Cache
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.cache_size import job_cache
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.reporter import Reporter
 from forerun.storage.folder import Folder
 

@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from forerun.data.source.compression import BadZstd
-from forerun.data.source.files import File, unreadable
+from forerun.data.source.files import BadZstd, File, unreadable
 from forerun.data.source.rows import RowError
 from forerun.data.source.values import MAX_ROW_BYTES
 from forerun.errors import UserError, first_line

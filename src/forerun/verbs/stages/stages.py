@@ -19,7 +19,6 @@ from forerun.verbs.job_files import open_stages
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.reporter import Reporter
     from forerun.verbs.check.check import JobReport
     from forerun.verbs.plan.plan import Plan
     from forerun.verbs.train import Run
@@ -204,17 +203,17 @@ def plan_stages(stages: Sequence[Stage], *, max_usd: float | None = None, **opti
 
 def plan_stage(stage: Stage, **options: Any) -> Plan:
     """Plan one stage. It does not need the weights of the stages before."""
-    from forerun.verbs.plan.plan import plan_resolved
+    from forerun.verbs.plan.plan import plan
     from forerun.verbs.stages.stage_outline import resolve_stage
 
     try:
-        stage_plan = plan_resolved(resolve_stage(stage), **options)
+        stage_plan = plan(resolve_stage(stage), **options)
     except UserError as error:
         raise UserError(error.code, f"stage {stage.name}: {error.what}", why=error.why, fix=error.fix) from None
     return replace(stage_plan, title=f"stage {stage_plan.title}", notes=(stage.start_text, *stage_plan.notes))
 
 
-def check_stage(stage: Stage, on: str | None) -> JobReport:
+def check_stage(stage: Stage, on: str | None = None) -> JobReport:
     """Return the report of one stage. It does not need the weights of the stages before."""
     from forerun.verbs.check.check import check_loaded
     from forerun.verbs.stages.stage_outline import outline_of

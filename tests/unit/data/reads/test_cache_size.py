@@ -13,10 +13,9 @@ from tiny_job import JOB, TEXT
 from forerun.cli.main import main
 from forerun.config.schema import Data
 from forerun.data.reads import cache_size as module
-from forerun.data.reads.block_cache import BlockCache, job_cache
-from forerun.data.reads.cache_file import geometry_within
-from forerun.data.reads.cache_size import bucket_cache, cache_size
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.block_cache import BlockCache, geometry_within
+from forerun.data.reads.cache_size import bucket_cache, cache_size, job_cache
+from forerun.data.reads.patient_reads import ReadCounts
 
 FREE_MIB = 640
 

@@ -58,8 +58,8 @@ def doctor(
     findings = []
     for check in cloud_checks(_need(overrides, on, spot, tuple(zones), disk_gib), project):
         findings.append(Finding(check.name, check.status, check.found, check.fix))
-        print(report.line(findings[-1]), flush=True)
-    print(report.verdict(findings))
+        print(checks.line(findings[-1]), flush=True)
+    print(checks.verdict(findings))
     return USER_MISTAKE if any(finding.status == "FAIL" for finding in findings) else 0
 
 

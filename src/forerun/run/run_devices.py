@@ -12,9 +12,9 @@ from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice, choose
 from forerun.hardware.slices import slice_count, slice_of_devices
-from forerun.methods.eight_bit_methods import eight_bit_note
-from forerun.methods.kept import rounding_messages
 from forerun.methods.method import parameter_count, trainable_count
+from forerun.methods.qat import rounding_messages
+from forerun.methods.requirements import eight_bit_note
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_cache import cached_fit_result

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.program.state import State
 from forerun.report.differences import program_facts, write_program_facts
 from forerun.report.page import write_report

@@ -25,8 +25,16 @@ from typing import Any
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write, read_regular
-from forerun.models.own_code import MAIN, executed_source, is_own_file, own_modules, take_reloaded
-from forerun.models.plugin import job_folder, plugin_spec, use_job_folder
+from forerun.models.plugin import (
+    MAIN,
+    executed_source,
+    is_own_file,
+    job_folder,
+    own_modules,
+    plugin_spec,
+    take_reloaded,
+    use_job_folder,
+)
 from forerun.models.sizes import is_plugin
 from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import RunFolder

@@ -17,13 +17,13 @@ from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.snapshot import Snapshot
-from forerun.methods.kept import adapter_inside
 from forerun.methods.method import MODEL, method_of, model_specs, run_specs
+from forerun.methods.qat import adapter_inside
 from forerun.models.base import Model
 from forerun.models.families.wrapper import text_of
 from forerun.models.model_facts import ModelFacts
+from forerun.models.quantization_config import RECORD
 from forerun.models.registry import model_for
-from forerun.models.rounding import RECORD
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored

@@ -1,4 +1,4 @@
-"""Training with products of 8 bits: the weights that have them, and what is rejected before anything is compiled."""
+"""What the methods of a job need from its model and its devices. Other combinations are rejected before compiling."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind, require_matmul
-from forerun.nn.eight_bit_product import INT32_TERMS, Numerics
-from forerun.nn.weights.eight_bit import EightBitWeights, chosen_matrices
+from forerun.nn.weights.eight_bit import INT32_TERMS, EightBitWeights, Numerics, chosen_matrices
+from forerun.objectives.next_token import RouterLosses
 from forerun.resolve.resolved_job import ResolvedJob
 
 
@@ -96,3 +96,56 @@ def eight_bit_note(resolved: ResolvedJob, weights: EightBitWeights | None) -> st
         f"precision.matmul: {precision.matmul} for {count} stack{'s' * (count != 1)} of matrices{where}; "
         f"validation uses {precision.compute}"
     )
+
+
+# ---- Models with experts, and several slices ----
+
+
+def router_losses(resolved: ResolvedJob) -> RouterLosses:
+    """Return the coefficients of the losses of the routers in next-token prediction."""
+    job, experts = resolved.job, resolved.model_facts.experts
+    if experts is None:
+        return RouterLosses()
+    published = 0.0 if job.method.trains_adapters else experts.balance_loss
+    balance_loss = job.experts.balance_loss
+    return RouterLosses(published if balance_loss is None else balance_loss, job.experts.z_loss or 0.0)
+
+
+def require_experts(resolved: ResolvedJob) -> None:
+    """Raise a UserError if the job combines experts with something that forerun does not support."""
+    job, experts = resolved.job, resolved.model_facts.experts
+    key = job.experts.given
+    if experts is None:
+        if key is not None:
+            raise UserError(
+                "E-METHOD-040",
+                f"experts.{key} is for a model with experts",
+                why=f"{job.model.name or 'the model'} has no routers whose load could be balanced",
+                fix=f"remove experts.{key}, or train a model with experts, such as qwen3-30b-a3b",
+            )
+        return
+    if key is not None and (job.objective or job.preferences or job.distil):
+        raise UserError(
+            "E-METHOD-041",
+            f"experts.{key} is not possible with this objective",
+            why="only next-token prediction adds the losses of the routers",
+            fix=f"remove experts.{key}",
+        )
+    if job.qat is not None:
+        raise UserError(
+            "E-METHOD-042",
+            "qat is not possible for a model with experts",
+            why="forerun does not round the matrices of experts in training",
+            fix="remove qat, or train a model without experts",
+        )
+
+
+def require_slices(resolved: ResolvedJob, slices: int) -> None:
+    """Raise if the job has a method that does not run on this number of slices."""
+    if slices > 1 and resolved.job.preferences is not None:
+        raise UserError(
+            "E-PROGRAM-011",
+            "preferences do not work with several slices",
+            why="the reference model of the pairs runs on one slice only",
+            fix="use one slice, or remove preferences",
+        )

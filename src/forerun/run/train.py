@@ -21,11 +21,10 @@ from forerun.run.device_errors import user_error_of
 from forerun.run.hooks import RunSession
 from forerun.run.open_data import batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
-from forerun.run.preflight import check_before_compile, check_before_data
 from forerun.run.prepared_run import PreparedRun, final_sample, finish_files, train_steps
 from forerun.run.profile_hook import still_ahead
 from forerun.run.replicas import replica_check_of
-from forerun.run.restore import restore
+from forerun.run.restore import check_before_compile, check_before_data, restore
 from forerun.run.run_devices import choose_devices, program_on, report_program, session_slices
 from forerun.run.sample import sampler_of
 from forerun.run.step_range import StepRange

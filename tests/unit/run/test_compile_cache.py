@@ -9,8 +9,17 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from forerun.run.compile_cache import KEY, MAGIC, SUFFIX, SealedCache, _opened, key_file, use_sealed
-from forerun.run.compile_step import CACHE_HIT, count_events
+from forerun.run.compile_step import (
+    CACHE_HIT,
+    KEY,
+    MAGIC,
+    SUFFIX,
+    SealedCache,
+    _opened,
+    count_events,
+    key_file,
+    use_sealed,
+)
 from forerun.run_folder.user_key import signature, user_key
 
 

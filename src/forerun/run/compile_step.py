@@ -232,8 +232,8 @@ class CompileTimes:
 
 # ---- The compile cache, whose entries are authenticated ----
 #
-# An entry is machine code, and JAX runs any entry that it finds. A flipped byte was observed to crash the process, or to
-# remain unnoticed: with zstandard installed, JAX writes frames without a checksum. Each entry therefore has a keyed
+# An entry is machine code, and JAX runs any entry that it finds. A flipped byte was observed to crash the process, or
+# to remain unnoticed: with zstandard installed, JAX writes frames without a checksum. Each entry therefore has a keyed
 # signature of its name and its content. An entry with a wrong signature counts as missing, and is compiled and written
 # again.
 #

@@ -84,7 +84,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         )
 
     monkeypatch.setattr("forerun.trained_model.load_model.load_model", load_model)
-    monkeypatch.setattr("forerun.run.compile.compile_step.use_cache", lambda: None)
+    monkeypatch.setattr("forerun.run.compile_step.use_cache", lambda: None)
     monkeypatch.setattr("forerun.generate.engine.Engine", lambda *_, **__: engine())
     return calls
 

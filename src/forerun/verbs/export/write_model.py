@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
@@ -31,7 +31,7 @@ from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import own_tokenizer_files
-from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import use_code_of
 from forerun.run_folder.run_folder import RunFolder, require_run

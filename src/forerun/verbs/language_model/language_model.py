@@ -340,7 +340,7 @@ def load_model(
       UserError: The source is neither a run nor a checkpoint, or its files are damaged.
     """
     from forerun.hardware.mesh import MeshShape
-    from forerun.run.compile.compile_step import use_cache
+    from forerun.run.compile_step import use_cache
     from forerun.trained_model.load_model import load_model as load_weights
 
     use_cache()

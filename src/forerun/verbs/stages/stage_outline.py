@@ -18,8 +18,7 @@ from forerun.data.source.identity import cache_folder
 from forerun.methods.method import run_specs
 from forerun.models.model_facts import ModelOutline
 from forerun.models.quantization_config import QUANTIZATION, RECORD
-from forerun.resolve.job_tokenizer import tokenizer_of
-from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolve_model import resolve_model, tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.chat_form import own_chat_form

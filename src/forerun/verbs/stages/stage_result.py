@@ -14,14 +14,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.errors import UserError
 from forerun.files import atomic_write
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.finished_run import finished_summary
+from forerun.run.summary import finished_summary
 from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
 from forerun.verbs.export.result import ExportForm
 from forerun.verbs.export.write_model import integer_section, write_export

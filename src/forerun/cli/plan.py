@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.arguments import options_of
-from forerun.cli.stage_choice import chosen_stages, print_warnings, require_one
+from forerun.cli.jobs import chosen_stages, print_warnings, require_one
 from forerun.errors import UserError
 from forerun.verbs.option_types import File, JobFile, Name, Override
 
@@ -64,7 +64,7 @@ def plan(
             _require_traceable(Path(trace), options.get("on"), search)
         _require_known_names(options, search)
         from forerun.resolve.resolve_model import resolve_model
-        from forerun.verbs.stages.stage_outline import resolve_stage
+        from forerun.verbs.stages.stage_result import resolve_stage
 
         resolved = [resolve_model(loaded)] if loaded is not None else [resolve_stage(one) for one in stages]
         if search:

@@ -1,11 +1,16 @@
-"""The report of a sweep: a table for the terminal, `sweep.md`, and the page `sweep.html`."""
+"""The results of a sweep, and its table, charts and page."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import math
 import os
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -13,13 +18,245 @@ from rich.text import Text
 
 from forerun.config.load import dump
 from forerun.files import atomic_write
+from forerun.pages.loss_curve import thinned
 from forerun.pages.render import Cell, render
+from forerun.pages.svg import Plot, Scale, both_widths, log_scale, log_ticks
+from forerun.run_folder.run_folder import RunFolder
+from forerun.track.metrics import read_metrics
 from forerun.units import Count, Seconds
-from forerun.verbs.sweep.charts import axis_chart, curve_legend, loss_chart, numeric_axes
-from forerun.verbs.sweep.grid import value_text
-from forerun.verbs.sweep.results import LOSS, RunResult, SweepResults
-from forerun.verbs.sweep.run_sweep import PreparedSweep
+from forerun.verbs.sweep.grid import SweepRun, value_text
+from forerun.verbs.sweep.run_sweep import PreparedSweep, SweepFile
 from forerun.version import __version__
+
+VALIDATION, LOSS = "validation loss", "loss"
+
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run. Values that are not known yet are None.
+
+    Attributes:
+      values: the swept values by key.
+      state: waiting, running, finished, failed or stopped.
+      loss: the loss of the last logged step.
+      validation_loss: the lowest validation loss.
+      tokens: tokens of all steps so far.
+      seconds: wall time of all processes of the run.
+      program: the hash of its compiled step.
+      compile_cached: whether its newest process found the program in the compile cache.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    label: str
+    state: str
+    folder: Path
+    steps: int
+    loss: float | None
+    validation_loss: float | None
+    tokens: int | None
+    seconds: float
+    program: str | None
+    compile_cached: bool | None
+    error: str
+    curve: Curve = field(repr=False, default_factory=list)
+    validation_curve: Curve = field(repr=False, default_factory=list)
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """The results of all runs, the best first, and the name of the metric that orders them."""
+
+    metric: str
+    runs: tuple[RunResult, ...]
+
+    def value(self, run: RunResult) -> float | None:
+        """Return the metric of a run. None if the run has not finished or has no such value."""
+        value = run.validation_loss if self.metric == VALIDATION else run.loss
+        return value if run.state == "finished" else None
+
+    @property
+    def best(self) -> RunResult | None:
+        """The finished run with the lowest metric, or None."""
+        first = self.runs[0] if self.runs else None
+        return first if first is not None and self.value(first) is not None else None
+
+    def of_state(self, state: str) -> list[RunResult]:
+        """Return the runs in this state."""
+        return [run for run in self.runs if run.state == state]
+
+    @property
+    def programs(self) -> set[str]:
+        """The hashes of the compiled steps of all runs."""
+        return {run.program for run in self.runs if run.program}
+
+
+def results_of(file: SweepFile, runs: Sequence[SweepRun]) -> SweepResults:
+    """Return the results of all runs, from their folders and the file of the sweep.
+
+    The metric is the validation loss if all finished runs have one, else the loss of the last step.
+    """
+    found = [_result(file, run) for run in runs]
+    finished = [run for run in found if run.state == "finished"]
+    metric = VALIDATION if finished and all(run.validation_loss is not None for run in finished) else LOSS
+    unordered = SweepResults(metric, tuple(found))
+
+    def rank(run: RunResult) -> float:
+        value = unordered.value(run)
+        return math.inf if value is None else value
+
+    return SweepResults(metric, tuple(sorted(found, key=rank)))
+
+
+def _result(file: SweepFile, run: SweepRun) -> RunResult:
+    folder, record = RunFolder(file.path.parent / run.name), file.record(run)
+    rows = read_metrics(folder.metrics)
+    curve = _curve(rows, "loss")
+    validation = _curve(rows, "validation_loss")
+    summary: dict[str, Any] = {}
+    if folder.summary.is_file():
+        summary = json.loads(folder.summary.read_text("utf-8"))
+    steps = int(summary.get("steps") or (rows[-1]["step"] if rows else 0))
+    return RunResult(
+        name=run.name,
+        values=run.values,
+        label=run.label,
+        state=record.state,
+        folder=folder.path,
+        steps=steps,
+        loss=summary.get("final_loss", curve[-1][1] if curve else None),
+        validation_loss=min((loss for _, loss in validation), default=None),
+        tokens=steps * run.job.batch * run.job.sequence if steps else None,
+        seconds=record.seconds,
+        program=summary.get("program"),
+        compile_cached=summary.get("compile_cached"),
+        error=record.error,
+        curve=curve,
+        validation_curve=validation,
+    )
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], key: str) -> Curve:
+    return [(row["step"], row[key]) for row in rows if isinstance(row.get(key), float)]
+
+
+# ---- Charts ----
+
+
+COLOURS = 10
+LOG_RATIO = 8  # an axis is logarithmic if its largest value is at least this many times its smallest
+
+Legend = list[tuple[str, str, str]]
+
+
+def colours_of(results: SweepResults) -> dict[str, str]:
+    """Return the CSS class of each run.
+
+    If there are more runs than colours, runs with the same value of the first axis share one.
+    """
+    runs = results.runs
+    if len(runs) <= COLOURS:
+        return {run.name: f"c{number}" for number, run in enumerate(runs)}
+    groups = list(dict.fromkeys(str(next(iter(run.values.values()))) for run in runs))
+    return {run.name: f"c{groups.index(str(next(iter(run.values.values())))) % COLOURS}" for run in runs}
+
+
+def curve_legend(results: SweepResults) -> Legend:
+    """Return the entries of the legend: (CSS class, values, metric)."""
+    colours = colours_of(results)
+    entries: dict[str, tuple[str, str, str]] = {}
+    for run in results.runs:
+        value = results.value(run)
+        if len(results.runs) <= COLOURS:
+            share = run.state if value is None else f"{value:.4f}"
+            entries[run.name] = (colours[run.name], run.label, share)
+        else:
+            key, first = next(iter(run.values.items()))
+            entries.setdefault(colours[run.name], (colours[run.name], f"{key}={first}", ""))
+    return list(entries.values())
+
+
+def loss_chart(results: SweepResults) -> dict[str, Plot] | None:
+    """Return the losses of all runs by step, for wide and narrow screens. None if no run has two logged steps.
+
+    If the runs are compared by their validation loss, this is shown, otherwise the training loss.
+    """
+    curves = {}
+    for run in results.runs:
+        points = run.validation_curve if results.metric == VALIDATION else run.curve
+        finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
+        if len(finite) > 1:
+            curves[run.name] = thinned(finite)
+    if not curves:
+        return None
+    shown = [point for curve in curves.values() for point in curve]
+    steps, losses = [step for step, _ in shown], [loss for _, loss in shown]
+    # A run that diverges must not flatten the others: the top is at most twice the largest first loss.
+    top = min(max(losses), 2 * max(curve[0][1] for curve in curves.values()))
+    low, space = min(losses), max(0.06 * (top - min(losses)), 1e-3)
+    x, y = Scale(min(steps), max(steps)), Scale(low - space, top + space)
+    colours, best = colours_of(results), results.best
+
+    def draw(size: tuple[int, int]) -> Plot:
+        plot = Plot(size, x, y, f"{results.metric} of {len(curves)} runs by step")
+        middle = round((min(steps) + max(steps)) / 2)
+        plot.x_axis({step: f"{step:,g}" for step in sorted({min(steps), middle, max(steps)})}, "step")
+        plot.y_axis({value: f"{value:.3g}" for value in (low, (low + top) / 2, top)}, results.metric)
+        for name, curve in sorted(curves.items(), key=lambda item: best is not None and item[0] == best.name):
+            thick = " best" if best is not None and name == best.name else ""
+            plot.line([(step, min(loss, top + space)) for step, loss in curve], f"curve {colours[name]}{thick}")
+        return plot
+
+    return both_widths(draw, 380)
+
+
+def numeric_axes(runs: Sequence[RunResult]) -> list[str]:
+    """Return the swept keys whose values are numbers with an order. The seed is a number, but has none."""
+    keys = [key for key in (runs[0].values if runs else ()) if key != "seed"]
+    return [
+        key
+        for key in keys
+        if all(isinstance(run.values[key], int | float) and not isinstance(run.values[key], bool) for run in runs)
+    ]
+
+
+def axis_chart(results: SweepResults, key: str) -> dict[str, Plot] | None:
+    """Return the metric by the values of a key: a point for each finished run, and a line through the means.
+
+    None if fewer than two values have a result.
+    """
+    runs = [(run, value) for run in results.runs if (value := results.value(run)) is not None and math.isfinite(value)]
+    groups: dict[float, list[float]] = {}
+    for run, value in runs:
+        groups.setdefault(float(run.values[key]), []).append(value)
+    if len(groups) < 2:
+        return None
+    numbers, metrics = sorted(groups), [value for _, value in runs]
+    is_log = numbers[0] > 0 and numbers[-1] >= LOG_RATIO * numbers[0]
+    space = 0.06 * (numbers[-1] - numbers[0])
+    x = log_scale(numbers) if is_log else Scale(numbers[0] - space, numbers[-1] + space)
+    low, high = min(metrics), max(metrics)
+    y_space = max(0.1 * (high - low), 1e-3)
+    colours = colours_of(results)
+
+    def draw(size: tuple[int, int]) -> Plot:
+        plot = Plot(size, x, Scale(low - y_space, high + y_space), f"{results.metric} by {key}")
+        most = 8 if size[0] > 500 else 4
+        ticks = numbers if len(numbers) <= most else log_ticks(x, most) if is_log else [numbers[0], numbers[-1]]
+        plot.x_axis({tick: f"{tick:g}" for tick in ticks}, key)
+        plot.y_axis({value: f"{value:.4g}" for value in (low, (low + high) / 2, high)}, results.metric)
+        plot.line([(number, statistics.mean(groups[number])) for number in numbers], "front")
+        for run, value in runs:
+            plot.point(float(run.values[key]), value, colours[run.name], f"{run.label}: {value:.4f}")
+        return plot
+
+    return both_widths(draw, 340)
+
+
+# ---- Table and page ----
+
 
 MARKDOWN, PAGE = "sweep.md", "sweep.html"
 BEST = "best"

@@ -1,4 +1,4 @@
-"""`forerun tokenizer`: train a tokenizer on text, write its files, and report how tokenizers split text."""
+"""x"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from forerun.units import GIB
 from forerun.verbs.option_types import Count, File, Value
 
 if TYPE_CHECKING:
-    from forerun.verbs.language_model.language_model import LanguageModel
+    from forerun.verbs.language_model import LanguageModel
 
 
 @options_of(LOAD_MODEL, GENERATE, omit=("self",))

@@ -37,7 +37,7 @@ def planned_jobs(job: str, overrides: Sequence[str], stage: str | None) -> list[
         from forerun.verbs.job_files import load_job
 
         return [load_job(job, *overrides)]
-    from forerun.verbs.stages.stage_result import planning_job
+    from forerun.verbs.stage_result import planning_job
 
     return [planning_job(one) for one in stages]
 
@@ -71,7 +71,7 @@ def check(job: JobFile, *overrides: Override, stage: Name | None = None, all: bo
     """
     stages = chosen_stages(job, overrides, stage)
     for one in stages:
-        from forerun.verbs.stages.stages import check_stage
+        from forerun.verbs.stages import check_stage
 
         print(f"{'' if one is stages[0] else chr(10)}stage {one.name}: {one.start_text}\n")
         check_stage(one, **options).print(complete=all)
@@ -83,7 +83,7 @@ def check(job: JobFile, *overrides: Override, stage: Name | None = None, all: bo
     return 0
 
 
-@options_of("forerun.verbs.profile.profile:profile")
+@options_of("forerun.verbs.profile:profile")
 def profile(job: JobFile, *overrides: Override, stage: Name | None = None, **options: Any) -> int:
     """Record the steps, and print the summary and where the trace is.
 
@@ -92,7 +92,7 @@ def profile(job: JobFile, *overrides: Override, stage: Name | None = None, **opt
     """
     from forerun.resolve.resolve_model import resolve_model
     from forerun.verbs.job_files import load_job
-    from forerun.verbs.profile.profile import profile as profile_job
+    from forerun.verbs.profile import profile as profile_job
 
     stages = chosen_stages(job, overrides, stage)
     require_one(stages, "forerun profile")
@@ -102,7 +102,7 @@ def profile(job: JobFile, *overrides: Override, stage: Name | None = None, **opt
     return 0
 
 
-@options_of("forerun.verbs.cache.cache:plan_teacher_cache")
+@options_of("forerun.verbs.cache:plan_teacher_cache")
 def cache(
     job: JobFile, *overrides: Override, stage: Name | None = None, on: Slices | None = None, **options: Any
 ) -> int:
@@ -112,7 +112,7 @@ def cache(
       stage: with stages: the stage whose teacher is cached (default: all that have distil.cache)
       on: only predict size, time and price on these slices, for example v6e-1
     """
-    from forerun.verbs.cache.cache import cache_teacher, plan_teacher_cache
+    from forerun.verbs.cache import cache_teacher, plan_teacher_cache
 
     jobs = planned_jobs(job, overrides, stage)
     with_cache = [one for one in jobs if one.method.teacher is not None and not one.method.runs_teacher]

@@ -22,10 +22,10 @@ from forerun.verbs.option_types import Count, Value, comma_list
 
 if TYPE_CHECKING:
     from forerun.generate.engine import Settings
-    from forerun.verbs.language_model.language_model import LanguageModel
+    from forerun.verbs.language_model import LanguageModel
 
-LOAD_MODEL = "forerun.verbs.language_model.language_model:load_model"
-GENERATE = "forerun.verbs.language_model.language_model:LanguageModel.generate"
+LOAD_MODEL = "forerun.verbs.language_model:load_model"
+GENERATE = "forerun.verbs.language_model:LanguageModel.generate"
 
 
 def take_options(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def take_options(function: Callable[..., Any], options: dict[str, Any]) -> dict[
 
 def load_model_and_settings(source: str, options: dict[str, Any]) -> tuple[LanguageModel, Settings]:
     """Load a model and print its description, after a check of all options."""
-    from forerun.verbs.language_model.language_model import generation_settings, load_model
+    from forerun.verbs.language_model import generation_settings, load_model
 
     load_options = take_options(load_model, options)
     settings = generation_settings(**options)
@@ -137,7 +137,7 @@ def _answered(
     return [*messages, {"role": "assistant", "content": answer.text}]
 
 
-TASKS = "forerun.verbs.language_model.language_model:LanguageModel.evaluate_tasks"
+TASKS = "forerun.verbs.language_model:LanguageModel.evaluate_tasks"
 
 
 @options_of(LOAD_MODEL, TASKS, omit=("self", "mesh"))
@@ -157,7 +157,7 @@ def evaluate(
       json: print the results as JSON
       reporter: shows the progress
     """
-    from forerun.verbs.language_model.language_model import load_model
+    from forerun.verbs.language_model import load_model
 
     load_options = take_options(load_model, options)
     _require_possible(source, data, tasks, options)

@@ -187,7 +187,7 @@ def _planned(options: RunOptions, loaded: LoadedJob, names: Sequence[str]) -> tu
     from forerun.cli.jobs import print_warnings
     from forerun.console import SafeConsole
     from forerun.resolve.resolve_model import resolve_model
-    from forerun.verbs.plan.plan import PIPED_COLUMNS, plan
+    from forerun.verbs.plan import PIPED_COLUMNS, plan
 
     print_warnings(resolve_model(loaded.job))
     zone = options.zones[0] if options.zones and not options.prices else None

@@ -24,7 +24,7 @@ from forerun.run.profiling.recording import Recording
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.train import train
 from forerun.supervise.worker.worker import silent_worker
-from forerun.verbs.profile.profile_steps import profile_steps
+from forerun.verbs.profile_steps import profile_steps
 
 MakeJob = Callable[..., Job]
 

@@ -24,7 +24,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.track.metrics import read_metrics
 from forerun.units import Seconds
 from forerun.verbs.sweep.grid import SweepRun
-from forerun.verbs.sweep.run_sweep import SweepFile, job_digest
+from forerun.verbs.sweep.sweep_file import SweepFile, job_digest
 
 # ---- Devices ----
 

@@ -24,16 +24,17 @@ from forerun.config.schema import Job
 from forerun.hardware.devices import choose
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.compile.compile_step import compile_step
+from forerun.run.compile_step import compile_step
 from forerun.run.guard import guard_of
+from forerun.run.hooks import RunSession
 from forerun.run.open_data import Placement, batches_of
-from forerun.run.prepared_run import PreparedRun, ResumePoint, RunSession, train_steps
+from forerun.run.prepared_run import PreparedRun, ResumePoint, train_steps
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.run_devices import program_on
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.run_folder import RunFolder
-from forerun.run_folder.saved_files import saved_files
+from forerun.run_folder.stored_files import saved_files
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display
 

@@ -23,7 +23,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
 from forerun.reporter import LineReporter
-from forerun.run.profiling.step_range import range_of
+from forerun.run.step_range import range_of
 from forerun.units import Count, Seconds
 from forerun.verbs.option_types import File, JobFile, Name, Override, Value
 
@@ -129,7 +129,7 @@ class TrainCommand:
 
     def require_run_in_place(self, loaded: LoadedJob) -> None:
         """Raise if the run would start over because its folder was moved. On a terminal, ask first."""
-        from forerun.run_folder.moved_run import require_run_in_place
+        from forerun.run_folder.open_folder import require_run_in_place
 
         if not self.fresh:
             is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

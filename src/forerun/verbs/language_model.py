@@ -16,7 +16,7 @@ from forerun.verbs.option_types import Count, Folder, Texts, Value, comma_list, 
 
 if TYPE_CHECKING:
     from forerun.generate.engine import Engine, Settings
-    from forerun.generate.writing import Answer, TextGeneration
+    from forerun.generate.stream import Answer, TextGeneration
     from forerun.trained_model.load_model import LoadedModel
 
 Message = Mapping[str, Any]
@@ -277,7 +277,7 @@ class LanguageModel:
         first_row: int = 0,
     ) -> TextGeneration:
         """Return the answers to several prompts as an iterator over (row, piece of text). See `TextGeneration`."""
-        from forerun.generate.writing import TextGeneration
+        from forerun.generate.stream import TextGeneration
 
         decode = self._loaded.tokenizer.decode
         return TextGeneration(self.engine, prompts, settings, decode, stop, row_stops=row_stops, first_row=first_row)
@@ -337,7 +337,7 @@ def load_model(
       UserError: The source is neither a run nor a checkpoint, or its files are damaged.
     """
     from forerun.hardware.mesh import MeshShape
-    from forerun.run.compile.compile_step import use_cache
+    from forerun.run.compile_step import use_cache
     from forerun.trained_model.load_model import load_model as load_weights
 
     use_cache()

@@ -15,7 +15,7 @@ from forerun.verbs.table import Table
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
-    from forerun.run.profiling.profile_summary import ProfileSummary
+    from forerun.run.device_profile import ProfileSummary
 
 
 @dataclass(frozen=True)

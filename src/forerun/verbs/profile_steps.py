@@ -21,14 +21,13 @@ from forerun.program.state import State
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import with_teacher_targets
-from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
+from forerun.run.compile_step import CompiledStep, compile_step, use_cache
+from forerun.run.device_profile import ProfileSummary
 from forerun.run.open_data import Placement, batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
-from forerun.run.profiling.profile_hook import SUMMARY, summary_of_session
-from forerun.run.profiling.profile_summary import ProfileSummary
-from forerun.run.profiling.recording import Recording
-from forerun.run.profiling.step_range import StepRange
+from forerun.run.profile_hook import SUMMARY, Recording, summary_of_session
 from forerun.run.run_devices import program_line, program_on
+from forerun.run.step_range import StepRange
 from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import silent_worker
 from forerun.trained_model.base_weights import read_file_weights, require_matching_weights

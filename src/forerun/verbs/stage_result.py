@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.data.source.identity import cache_folder
@@ -18,12 +18,11 @@ from forerun.errors import UserError
 from forerun.files import atomic_write
 from forerun.methods.method import run_specs
 from forerun.models.model_facts import ModelOutline
-from forerun.models.rounding import QUANTIZATION, RECORD
+from forerun.models.quantization_config import QUANTIZATION, RECORD
 from forerun.reporter import SILENT, Reporter
-from forerun.resolve.job_tokenizer import tokenizer_of
-from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolve_model import resolve_model, tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.finished_run import finished_summary
+from forerun.run.summary import finished_summary
 from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
 from forerun.trained_model.chat_form import own_chat_form
 from forerun.verbs.export.result import ExportForm

@@ -97,7 +97,7 @@ class Stages(Mapping[str, Job]):
         Raises:
           UserError: A job has a mistake, or a finished stage was changed.
         """
-        from forerun.run_folder.moved_run import require_run_in_place
+        from forerun.run_folder.open_folder import require_run_in_place
         from forerun.run_folder.run_folder import folder_of
         from forerun.verbs.train import open_run, train_in_place
 
@@ -241,7 +241,7 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, reporter: Reporter) ->
       UserError: the stage before is not finished, or this stage was changed after the next one had started.
     """
     from forerun.hardware.devices import choose
-    from forerun.run.finished_run import finished_summary
+    from forerun.run.summary import finished_summary
     from forerun.verbs.stage_result import ready_job, require_unused, resolve_stage
 
     position = list(stages).index(stage)

@@ -33,7 +33,7 @@ from forerun.resolve.resolve_model import require_positions
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import public_name, row_count, rows_digest
 from forerun.resolve.tokenizer_checks import require_same_tokenizer
-from forerun.run.compile.compile_step import use_cache
+from forerun.run.compile_step import use_cache
 from forerun.run.open_data import open_corpus_with_progress
 from forerun.trained_model.base_weights import require_weights
 from forerun.trained_model.load_model import pretrained_params

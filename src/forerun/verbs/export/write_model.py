@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
@@ -23,20 +23,20 @@ from forerun.hardware.prices import cheapest
 from forerun.hub.names import is_folder
 from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
-from forerun.methods.kept import kept_rounding
 from forerun.methods.method import run_specs
+from forerun.methods.qat import kept_rounding
 from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
 from forerun.models.keys import leaves_of
 from forerun.models.pretrained import read_snapshot
+from forerun.models.quantization_config import QUANTIZATION
 from forerun.models.registry import model_for
-from forerun.models.rounding import QUANTIZATION
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import own_tokenizer_files
-from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import use_code_of
 from forerun.run_folder.run_folder import RunFolder, require_run
@@ -54,11 +54,10 @@ from forerun.weights_io import documents
 from forerun.weights_io.adapter import adapters_of, new_rows_of
 from forerun.weights_io.card import CURVE, ModelCard, card, curve
 from forerun.weights_io.match import Stacked, matches
-from forerun.weights_io.other_tensors import first_difference, open_others
 from forerun.weights_io.packed import float_dtypes, opened_snapshot, section_of, write_packed, write_scales
 from forerun.weights_io.read import read_params
 from forerun.weights_io.scales import rounded_weights
-from forerun.weights_io.write import write_params
+from forerun.weights_io.write import first_difference, open_others, write_params
 
 INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

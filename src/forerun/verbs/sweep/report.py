@@ -15,9 +15,8 @@ from rich.text import Text
 
 from forerun.config.load import dump
 from forerun.files import atomic_write
-from forerun.pages.loss_curve import thinned
 from forerun.pages.render import Cell, render
-from forerun.pages.svg import Plot, Scale, both_widths, log_scale, log_ticks
+from forerun.pages.svg import Plot, Scale, both_widths, downsample, log_scale, log_ticks
 from forerun.units import Count, Seconds
 from forerun.verbs.sweep.grid import value_text
 from forerun.verbs.sweep.run_sweep import PreparedSweep
@@ -70,7 +69,7 @@ def loss_chart(results: SweepResults) -> dict[str, Plot] | None:
         points = run.validation_curve if results.metric == VALIDATION else run.curve
         finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
         if len(finite) > 1:
-            curves[run.name] = thinned(finite)
+            curves[run.name] = downsample(finite)
     if not curves:
         return None
     shown = [point for curve in curves.values() for point in curve]

@@ -40,7 +40,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def kill_in(stage: Path, step: int, run: Run) -> None:
-    """Kill the run after a checkpoint of `stage`. Step `step` and later ones do not begin while the process is alive."""
+    """Kill the run after a checkpoint of `stage`. Step `step` does not begin while the process is alive."""
     with run.bench.held_back(step, 99, step_seconds=PATIENCE_SECONDS):
         run.start(devices=1)
         assert run.wait_for(lambda: (stage / "checkpoints").is_dir() and Reader(stage / "checkpoints").steps())

@@ -120,10 +120,11 @@ def test_a_save_that_does_not_fit_into_the_grace_is_not_begun(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "stopped"), [("compile:all:0", "compiling", []), ("data:all:13", "waiting", [(12, True)] * 2)]
+    ("fault", "kind", "last", "stopped"),
+    [("compile:all:0", "compiling", 0, []), ("data:all:13", "waiting", 12, [(12, True)] * 2)],
 )
 def test_sigterm_is_heard_in_a_compilation_and_while_all_wait_for_data(
-    fault: str, kind: str, stopped: list[tuple[int, bool]], tmp_path: Path
+    fault: str, kind: str, last: int, stopped: list[tuple[int, bool]], tmp_path: Path
 ) -> None:
     """Of all hosts. One that has begun a step waits for the others, whose compilation then has to end first."""
     with PatientJob(tmp_path, 2, steps=STEPS, fault=fault) as job:
@@ -133,7 +134,8 @@ def test_sigterm_is_heard_in_a_compilation_and_while_all_wait_for_data(
         job.supervisors[1].send_signal(signal.SIGTERM)
         assert job.wait() == [75, 75], job.said()
         assert CUT_OFF not in job.said()
-        assert [(note["step"], note["saved"]) for note in job.notes("stopped") if note["step"]] == stopped
+        assert max((note["step"] for note in job.notes("step")), default=0) == last
+        assert [(note["step"], note["saved"]) for note in job.notes("stopped")] == stopped
 
 
 def test_a_step_that_cannot_end_is_left_when_the_grace_ends(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ LIMIT_SECONDS = 1200
 def run_forerun(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a command in `folder`, and return its exit code and both outputs."""
     return subprocess.run(
-        [sys.executable, "-m", "forerun.cli.main", *map(str, words)],
+        [sys.executable, "-m", "forerun", *map(str, words)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,

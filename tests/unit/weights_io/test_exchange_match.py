@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.weights_io.match import dtypes_of, matches
 from forerun.weights_io.read import read_params
 

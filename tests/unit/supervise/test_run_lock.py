@@ -27,6 +27,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "src"
 HOLD = """
 import sys
 from pathlib import Path
+from forerun.reporter import SILENT
 from forerun.supervise.run_lock import owned
 with owned(Path(sys.argv[1]), take_over="over" in sys.argv, reporter=SILENT):
     print("held", flush=True)

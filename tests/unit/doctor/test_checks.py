@@ -367,7 +367,7 @@ def test_several_hosts() -> None:
     environment = {"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2", "TPU_WORKER_ID": "1"}
     finding = check_hosts(machine(environment=environment))
     assert finding.status == "warn"
-    assert "host 1 of 2" in finding.found
+    assert "1 of 2" in finding.found
 
 
 def test_several_hosts_of_a_tpu_vm_are_known_from_its_metadata() -> None:

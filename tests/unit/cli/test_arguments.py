@@ -48,7 +48,7 @@ def test_a_parameter_is_in_the_help_the_signature_and_the_reference(monkeypatch:
     assert vars(parser_of("export").read(["run", "--shards", "2"]))["shards"] == 2
     assert inspect.signature(forerun.export).parameters["shards"].default == 3
     entry = load_script("api-reference").entry("export")
-    assert "int = 3" in entry
+    assert "    shards: int = 3," in entry
     assert "- `shards`: files of the weights, with `merge`" in entry
 
 

@@ -350,11 +350,8 @@ def timeline(record: RunRecord, facts: RunFacts) -> LineChart | None:
     def reached(step: int) -> float:
         return points[min(bisect_left(steps, step), len(points) - 1)][0]
 
-    marks = []
-    for step, seconds in facts.restarts:
-        # Runs of older versions did not record when they were resumed: the next step is the nearest time.
-        marks.append(Mark(reached(step + 1) if seconds is None else seconds, "restart", f"resumed at step {step:,}"))
-    for step, why in sorted(record.skips.items()):
-        seconds = reached(step)
-        marks.append(Mark(seconds, "skip", f"skipped step {step:,}: {why}"))
+    marks = [Mark(seconds, "restart", f"resumed at step {step:,}") for step, seconds in facts.restarts]
+    marks += [
+        Mark(reached(step), "skip", f"skipped step {step:,}: {why}") for step, why in sorted(record.skips.items())
+    ]
     return line_chart("Step", [Curve("step", points)], kind="step", x_kind="time", marks=marks, from_zero=True)

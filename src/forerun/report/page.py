@@ -210,7 +210,9 @@ def prediction_rows(cost: StepCost) -> list[Row]:
     return [
         {
             "": "step time",
-            "predicted": str(Seconds(predicted)) if predicted else f"not predicted{_because(cost)}",
+            "predicted": str(Seconds(predicted))
+            if predicted
+            else f"not predicted{' for CPU' if cost.reason.endswith('CPU') else ''}",
             "measured": str(Seconds(measured)) if measured else None,
             "measured against predicted": off,
         },
@@ -221,10 +223,6 @@ def prediction_rows(cost: StepCost) -> list[Row]:
             "measured against predicted": off if usd[0] is not None and usd[1] is not None else None,
         },
     ]
-
-
-def _because(cost: StepCost) -> str:
-    return " for CPU" if cost.reason.endswith("CPU") else ""
 
 
 def price_note(cost: StepCost) -> str:

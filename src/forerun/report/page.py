@@ -207,12 +207,11 @@ def prediction_rows(cost: StepCost) -> list[Row]:
     predicted, measured = cost.predicted_seconds, cost.measured_seconds
     off = f"{100 * (measured / predicted - 1):+.1f} %" if predicted and measured else None
     usd = [cost.all_steps_usd(seconds) for seconds in (predicted, measured)]
+    not_predicted = "not predicted for CPU" if cost.reason.endswith("CPU") else "not predicted"
     return [
         {
             "": "step time",
-            "predicted": str(Seconds(predicted))
-            if predicted
-            else f"not predicted{' for CPU' if cost.reason.endswith('CPU') else ''}",
+            "predicted": str(Seconds(predicted)) if predicted else not_predicted,
             "measured": str(Seconds(measured)) if measured else None,
             "measured against predicted": off,
         },

@@ -23,7 +23,7 @@ from forerun.run.profile_hook import ProfileHook, Recording, still_ahead
 from forerun.run.step_range import StepRange, range_of
 from forerun.run.train import train
 from forerun.supervise.worker.worker import silent_worker
-from forerun.verbs.profile.profile_steps import profile_steps
+from forerun.verbs.profile_steps import profile_steps
 
 MakeJob = Callable[..., Job]
 

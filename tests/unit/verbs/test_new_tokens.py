@@ -204,7 +204,7 @@ def test_full_fine_tuning_resizes_with_the_mean(place: Place) -> None:
 
 
 def test_generation_uses_the_new_tokens(place: Place) -> None:
-    from forerun.verbs.language_model.language_model import LanguageModel
+    from forerun.verbs.language_model import LanguageModel
 
     source = str(place.run.path)
     model = LanguageModel(lambda: load_model(source, device="cpu", devices=1), source, None)

@@ -86,7 +86,7 @@ def profile(
     from forerun.resolve.resolve_model import resolve_model
     from forerun.supervise.free_tpu import require_free_tpu_for
     from forerun.track.display.make_display import make_display
-    from forerun.verbs.profile.profile_steps import profile_steps
+    from forerun.verbs.profile_steps import profile_steps
 
     resolved = resolve_model(prepared(job))
     folder = Path("profiles") / resolved.job.name if to is None else Path(to)

@@ -10,9 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.errors import UserError
-from forerun.generate.engine import Engine, Settings
-from forerun.generate.stream import Answer as Answer
-from forerun.generate.stream import TextGeneration
 from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.units import Count as TokenCount
 from forerun.verbs.option_types import Count, Folder, Texts, Value, comma_list, count, mesh_sizes
@@ -178,7 +175,7 @@ class LanguageModel:
           rows: number of rows that are computed together
           reporter: shows the number of finished rows
         """
-        from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_text
+        from forerun.verbs.evaluate import USUAL_CONTEXT, evaluate_text
 
         context = context or min(self.longest_context, USUAL_CONTEXT)
         report = evaluate_text(self._with_weights(), data, context=context, rows=rows, reporter=reporter)
@@ -216,7 +213,7 @@ class LanguageModel:
         Returns:
           An object with `values`, the results by task, and `table`, the table of lm-eval as text.
         """
-        from forerun.verbs.language_model.evaluate import evaluate_tasks
+        from forerun.verbs.evaluate import evaluate_tasks
 
         return evaluate_tasks(
             self._with_weights(),
@@ -231,7 +228,7 @@ class LanguageModel:
     @property
     def longest_context(self) -> int:
         """The largest number of tokens that the model was made for."""
-        from forerun.verbs.language_model.evaluate import longest_context
+        from forerun.verbs.evaluate import longest_context
 
         return longest_context(self._source, self._revision)
 

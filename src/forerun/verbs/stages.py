@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.verbs.check.check import JobReport
-    from forerun.verbs.plan.plan import Plan
+    from forerun.verbs.plan import Plan
     from forerun.verbs.train import Run
 
 
@@ -54,7 +54,7 @@ class Stages(Mapping[str, Job]):
 
         If the stage before was not trained yet, the job names a model folder without weights in forerun's cache.
         """
-        from forerun.verbs.stages.stage_outline import planning_job
+        from forerun.verbs.stage_result import planning_job
 
         return planning_job(stage_named(self._stages, name))
 
@@ -189,7 +189,7 @@ class StagesPlan:
 
     def __repr__(self) -> str:
         from forerun.console import SafeConsole
-        from forerun.verbs.plan.plan import PIPED_COLUMNS
+        from forerun.verbs.plan import PIPED_COLUMNS
 
         stream = io.StringIO()
         self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
@@ -203,8 +203,8 @@ def plan_stages(stages: Sequence[Stage], *, max_usd: float | None = None, **opti
 
 def plan_stage(stage: Stage, **options: Any) -> Plan:
     """Plan one stage. It does not need the weights of the stages before."""
-    from forerun.verbs.plan.plan import plan
-    from forerun.verbs.stages.stage_outline import resolve_stage
+    from forerun.verbs.plan import plan
+    from forerun.verbs.stage_result import resolve_stage
 
     try:
         stage_plan = plan(resolve_stage(stage), **options)
@@ -216,7 +216,7 @@ def plan_stage(stage: Stage, **options: Any) -> Plan:
 def check_stage(stage: Stage, on: str | None = None) -> JobReport:
     """Return the report of one stage. It does not need the weights of the stages before."""
     from forerun.verbs.check.check import check_loaded
-    from forerun.verbs.stages.stage_outline import outline_of
+    from forerun.verbs.stage_result import outline_of
 
     return check_loaded(stage.loaded, on, outline_of(stage))
 
@@ -242,8 +242,7 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, reporter: Reporter) ->
     """
     from forerun.hardware.devices import choose
     from forerun.run.summary import finished_summary
-    from forerun.verbs.stages.stage_outline import resolve_stage
-    from forerun.verbs.stages.stage_result import ready_job, require_unused
+    from forerun.verbs.stage_result import ready_job, require_unused, resolve_stage
 
     position = list(stages).index(stage)
     reporter.info(f"\nstage {stage.name}, {position + 1} of {len(stages)}: {stage.start_text}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forerun.planner.compile.fit_result import FitResult
     from forerun.planner.compile.request import Impossible
     from forerun.planner.cost.teacher_cost import TeacherCost
-    from forerun.verbs.cache.write_cache import TeacherCache
+    from forerun.verbs.write_cache import TeacherCache
 
 
 def cache_teacher(job: Job | str | os.PathLike[str], *, reporter: Reporter | None = None) -> TeacherCache:
@@ -37,8 +37,8 @@ def cache_teacher(job: Job | str | os.PathLike[str], *, reporter: Reporter | Non
     from forerun.resolve.resolve_model import resolve_model
     from forerun.supervise.free_tpu import require_free_tpu_for
     from forerun.track.display.make_display import make_display
-    from forerun.verbs.cache.write_cache import write_cache
     from forerun.verbs.job_files import prepared
+    from forerun.verbs.write_cache import write_cache
 
     resolved = resolve_model(prepared(job))
     require_free_tpu_for(resolved.job.device, LineReporter(sys.stdout))
@@ -123,8 +123,8 @@ def plan_teacher_cache(
     from forerun.planner.cost.teacher_cost import possible_slices, teacher_cost, teacher_request
     from forerun.resolve.job_corpus import open_corpus
     from forerun.resolve.resolve_model import resolve_model
-    from forerun.verbs.cache.write_cache import described, layout_of, require_folder
     from forerun.verbs.job_files import prepared
+    from forerun.verbs.write_cache import described, layout_of, require_folder
 
     resolved = resolve_model(prepared(job))
     slices = slices_named([on] if isinstance(on, str) else list(on))

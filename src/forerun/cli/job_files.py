@@ -1,7 +1,8 @@
-"""`forerun init`: write a first job file, after at most three questions."""
+"""`forerun init`, `convert`, `schema` and `explain`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +10,9 @@ from typing import Annotated, Any
 from forerun.cli.arguments import options_of
 from forerun.config.recipes import RECIPES, Recipe, recipe_named
 from forerun.errors import UserError
+from forerun.verbs.job_files import convert as convert_file
 from forerun.verbs.job_files import create_job
-from forerun.verbs.option_types import Name, Value
+from forerun.verbs.option_types import File, Name, Value
 
 
 @options_of("forerun.verbs.job_files:create_job", omit=("path",))
@@ -74,3 +76,61 @@ def _chosen(answer: str) -> Recipe:
     if answer.isdecimal() and 1 <= int(answer) <= len(RECIPES):
         return list(RECIPES.values())[int(answer) - 1]
     return recipe_named(answer)
+
+
+@options_of("forerun.verbs.job_files:convert", omit=("path",))
+def convert(file: Annotated[str, Value("FILE")], **options: Any) -> int:
+    """Print the job on stdout, and what the user must know on stderr.
+
+    Args:
+      file: YAML file of axolotl or TRL, or TrainingArguments as JSON
+    """
+    converted = convert_file(file, **options)
+    sys.stdout.write(converted.text)
+    for assumption in converted.assumed:
+        print(f"assumed: {assumption}", file=sys.stderr)
+    for key, reason in converted.not_converted.items():
+        print(f"not converted: {key}: {reason}", file=sys.stderr)
+    print(
+        f"converted from {converted.source}; {len(converted.not_converted)} keys not converted, "
+        f"{len(converted.unneeded)} not needed (listed at the end of the job)",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def explain(code: Annotated[str, Value("CODE", is_positional=True)] | None = None) -> int:
+    """Print the texts of a code, or all codes with the first line of each error. Needs no network.
+
+    Args:
+      code: error code such as E-DATA-017 (default: list all codes)
+    """
+    from forerun.error_catalog import codes, what_of
+    from forerun.verbs.machine import explain as explain_code
+
+    if code is not None:
+        print(explain_code(code))
+        return 0
+    for name in codes():
+        # Flush, because reading all files takes about 2 s.
+        print(f"{name:<18}{what_of(name).splitlines()[0]}", flush=True)
+    return 0
+
+
+def schema(*, output: File | None = None) -> int:
+    """Print the JSON Schema of a job file, for editors.
+
+    Args:
+      output: write to this file instead of the terminal
+    """
+    from forerun.files import write_output
+    from forerun.verbs.job_files import job_schema
+
+    text = json.dumps(job_schema(), indent=2)
+    if output is None:
+        print(text)
+        return 0
+    write_output(Path(output), text + "\n", fix="name another file with --output")
+    print(f"wrote {output}; the first line of a job file makes editors use it:")
+    print(f"# yaml-language-server: $schema={output}")
+    return 0

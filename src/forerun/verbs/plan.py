@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forerun.planner.cost.job_cost import Tariff
     from forerun.planner.search.outcome import SearchOutcome
     from forerun.resolve.resolved_job import ResolvedJob
-    from forerun.verbs.plan.slice_compiler import SliceCompiler
+    from forerun.verbs.slice_compiler import SliceCompiler
 
 Goal = Literal["cheapest", "fastest", "balanced"]
 Runs = Annotated[Sequence[str], Value("RUNS", comma_list)]
@@ -214,7 +214,7 @@ def plan(
     from forerun.resolve.job_corpus import with_steps
     from forerun.resolve.resolve_model import resolve_model
     from forerun.resolve.resolved_job import ResolvedJob
-    from forerun.verbs.plan.slice_compiler import SliceCompiler, compare_default_slices
+    from forerun.verbs.slice_compiler import SliceCompiler, compare_default_slices
 
     resolved = job if isinstance(job, ResolvedJob) else resolve_model(prepared(job))
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
@@ -341,7 +341,7 @@ def search(
     from forerun.planner.search.search import find_plans
     from forerun.resolve.job_corpus import with_steps
     from forerun.resolve.resolve_model import resolve_model
-    from forerun.verbs.plan.slice_compiler import SliceCompiler
+    from forerun.verbs.slice_compiler import SliceCompiler
 
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=False)
     outcome = find_plans(

@@ -11,7 +11,6 @@ from error_assertions import raises_error
 from jax.sharding import NamedSharding, PartitionSpec
 
 from forerun.checkpoint.store import CheckpointStore
-from forerun.errors import UserError
 from forerun.run.restore import needed_bytes, require_disk_space, saved_bytes
 from forerun.units import GIB
 

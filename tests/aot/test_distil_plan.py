@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forerun_process import output_of, planned_slices
+from command_process import output_of, planned_slices
 
 from forerun.units import Bytes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forerun_process import run_forerun
+from command_process import run_forerun
 
 from forerun.planner.compile.installed_compilers import GPU
 from forerun.resolve.resolved_job import ResolvedJob

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from forerun_process import planned_slices
+from command_process import planned_slices
 from test_example_models import EXAMPLES, VOCAB, multi_stream_states, normed, rows, shaken
 from test_plugin_models import product_flops
 

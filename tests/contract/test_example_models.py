@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from forerun_process import planned_slices
+from command_process import planned_slices
 
 from forerun.config.load import load
 from forerun.config.schema import Job, Remat

@@ -45,4 +45,4 @@ def test_quantized_bases_compile(slice_name: str, lora: dict[str, object]) -> No
     answer = compiler.ask(
         CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
     )
-    assert answer.accepted
+    assert answer.fits

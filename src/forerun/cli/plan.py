@@ -147,7 +147,7 @@ def _search(args: argparse.Namespace, resolved: ResolvedJob) -> int:
 def _require_traceable(args: argparse.Namespace) -> None:
     """Raise if no trace can be written, before minutes of compiling."""
     from forerun.planner.compile.request import slices_named
-    from forerun.planner.trace.request import require_one_slice
+    from forerun.planner.trace import require_one_slice
 
     if args.search:
         raise UserError(

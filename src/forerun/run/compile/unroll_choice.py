@@ -11,9 +11,9 @@ from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice
 from forerun.hardware.slices import slice_of_devices
 from forerun.planner.compile.compiler import CompilerFailure
+from forerun.planner.compile.fit_result import UnrollChoice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_cache import cached_fit_result
-from forerun.planner.compile.unrolling import UnrollChoice
 from forerun.resolve.resolved_job import ResolvedJob
 
 

@@ -10,13 +10,11 @@ from typing import Literal
 
 from forerun.config.schema import Job
 from forerun.hardware.prices import provider_names
-from forerun.planner.compile.compile_progress import CompileProgress
 from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.pool import answers
+from forerun.planner.compile.pool import CompileProgress, answers
 from forerun.planner.compile.request import Impossible, slices_named
 from forerun.planner.compile.result_cache import cached_fit_result
-from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.cost.teacher_cost import TeacherCost, possible_slices, teacher_cost, teacher_request
+from forerun.planner.cost.job_cost import Tariff, TeacherCost, possible_slices, teacher_cost, teacher_request
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run_folder.stage_folder import run_of

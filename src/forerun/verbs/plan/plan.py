@@ -18,13 +18,12 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible, possible_requests, slices_named
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.cost.storage_reads import planned_reads
-from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
 from forerun.planner.report.page import compact_page, page
 from forerun.planner.report.plan_json import as_json
-from forerun.planner.report.remedies import verified
+from forerun.planner.report.remedies import does_not_fit, nearest, over_budget, verified
 from forerun.planner.report.table import print_table
 from forerun.planner.search.outcome import SearchOutcome
-from forerun.planner.search.row_order import in_order, order_note
+from forerun.planner.search.ranking import in_order, order_note
 from forerun.planner.search.search import find_plans
 from forerun.resolve.job_corpus import with_steps
 from forerun.resolve.resolve_model import resolve_model
@@ -86,7 +85,7 @@ class Plan:
         """
         if not self.fits:
             near = nearest(self._results)
-            self._compiler.announce(f"compiling changes that could make the job fit {near.question.slice.name}")
+            self._compiler.announce(f"compiling changes that could make the job fit {near.slice_name}")
             raise does_not_fit(self._results, verified(near, self._compiler.compile))
         if self._tariff.max_usd is not None and (error := over_budget(self._results, self._tariff)):
             raise error

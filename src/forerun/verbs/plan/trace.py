@@ -7,10 +7,10 @@ from pathlib import Path
 
 from forerun.errors import UserError
 from forerun.files import write_output
-from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.compiler import verdict
+from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.hlo import Module
-from forerun.planner.trace.chrome_trace import SimulatedStep, encoded, trace_content
-from forerun.planner.trace.request import require_one_slice
+from forerun.planner.trace import SimulatedStep, encoded, require_one_slice, trace_content
 from forerun.version import __version__
 
 
@@ -30,7 +30,7 @@ def save_trace(
       on: the slice, or None for the only one.
       announce: receives a message if the program is compiled again.
     """
-    name = require_one_slice([result.question.slice.name for result in results], on)
+    name = require_one_slice([result.slice_name for result in results], on)
     result = next(one for one in results if one.question.slice.name == name)
     if result.step is None:
         raise UserError(
@@ -60,8 +60,10 @@ def save_trace(
 
 def _program(result: FitResult, programs: dict[str, Module], announce: Callable[[str], None]) -> Module:
     """Return the scheduled program of a result. The cache has only figures: compile it again if necessary."""
-    name = result.question.slice.name
+    name = result.slice_name
     if name not in programs:
         announce(f"compiling for {name} again: the cache of plans has no timelines")
-        verdict(result.question, keep=lambda module: programs.update({name: module}))
+        compiled = verdict(result.question).module
+        assert compiled is not None, "the result fits"
+        programs[name] = compiled
     return programs[name]

@@ -10,8 +10,8 @@ import pytest
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import DeviceChoice
+from forerun.planner.compile.fit_result import UnrollChoice
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.compile.unrolling import UnrollChoice
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile import unroll_choice
 from forerun.run.compile.unroll_choice import with_unroll_chosen

@@ -22,7 +22,7 @@ from forerun.version import __version__
 
 if TYPE_CHECKING:
     from forerun.cloud.view.run_rows import CloudRow as CloudRow
-    from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
+    from forerun.config.migration.foreign_file import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.errors import UserError as UserError
     from forerun.verbs.build import TrainingProgram as TrainingProgram
@@ -112,7 +112,7 @@ _MODULES = {
     ),
     "forerun.verbs.train": ("Run", "open_run", "train"),
     "forerun.cloud.view.run_rows": ("CloudRow",),
-    "forerun.config.migration.converted_job": ("ConvertedJob",),
+    "forerun.config.migration.foreign_file": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),
     "forerun.watch.run_list": ("RunEntry",),

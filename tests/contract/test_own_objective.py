@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from forerun.config.load import load
-from forerun.config.methods.objective import CustomObjective
+from forerun.config.training_method import CustomObjective
 from forerun.errors import UserError
 from forerun.models.base import Readout
 from forerun.objectives.batch import Batch

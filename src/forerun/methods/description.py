@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.config.methods.targets import ALL_LINEAR
+from forerun.config.training_method import ALL_LINEAR
 from forerun.resolve.resolved_job import ResolvedJob
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.config.methods.objective import CustomObjective
+from forerun.config.training_method import CustomObjective
 from forerun.errors import UserError
 from forerun.models.plugin import Plugin, create_plugin
 from forerun.objectives.base import Objective, Plain

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.load import LoadedJob, json_schema, load
-from forerun.config.migration.converted_job import ConvertedJob
-from forerun.config.migration.foreign_file import convert_file
+from forerun.config.migration.foreign_file import ConvertedJob, convert_file
 from forerun.config.recipes import recipe_named, written
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, stages_of

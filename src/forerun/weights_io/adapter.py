@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from forerun.config.methods.training_method import Lora
+from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.models.keys import Tensor, path_text
 from forerun.nn.spec import Tree

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from forerun.config.track import Track
+from forerun.config.run_sections import Track
 from forerun.errors import UserError
 from forerun.models.plugin import import_plugin
 from forerun.track.tracker import Tracker

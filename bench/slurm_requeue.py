@@ -16,8 +16,7 @@ from pathlib import Path
 
 from slurm_cluster import SlurmCluster, missing_programs, until
 
-from forerun.cloud.manifests.launch import Launch
-from forerun.cloud.manifests.slurm import batch_script
+from forerun.cloud.manifests import Launch, batch_script
 
 ROOT = Path(__file__).resolve().parent
 SOURCE = ROOT.parent / "src"

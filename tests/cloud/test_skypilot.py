@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cloud.manifests.folder import launch_folder
-from forerun.cloud.manifests.launch import Launch
+from forerun.cloud.manifests import Launch, launch_folder
 from forerun.hardware.slices import slice_named
 
 VERSION = "0.14.1"

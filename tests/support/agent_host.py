@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.cloud.host.agent import Agent, AgentTimes
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.service import ServiceState, parse_state
-from forerun.cloud.host.settings import AgentSettings
+from forerun.cloud.host.settings import AgentSettings, HostLayout
+from forerun.cloud.host.training import ServiceState, parse_state
 from forerun.cloud.provider import CloudUnavailable, SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, HostEntry, Option, ReadyEntry
 from forerun.cloud.record.read_entry import DamagedEntry

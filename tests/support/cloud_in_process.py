@@ -10,8 +10,7 @@ from fake.clock import http_date
 from fake.faults import Dropped, Fault
 from fake.server import FakeServer
 
-from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Params, Rest
+from forerun.cloud.google.rest import Endpoints, Params, Rest
 
 PROJECT = "forerun-test"
 BASE = "http://fake"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forerun.cloud.checks.cloud_need import CloudNeed
+    from forerun.cloud.cloud_checks import CloudNeed
     from forerun.config.load import LoadedJob
 
 
@@ -38,7 +38,7 @@ def _require_matching_options(args: argparse.Namespace) -> None:
 
 
 def _run_cloud(args: argparse.Namespace) -> int:
-    from forerun.cloud.checks.cloud_checks import cloud_checks
+    from forerun.cloud.cloud_checks import cloud_checks
     from forerun.doctor.machine import Finding
     from forerun.doctor.report import line, verdict
     from forerun.exit_codes import USER_MISTAKE
@@ -53,7 +53,7 @@ def _run_cloud(args: argparse.Namespace) -> int:
 
 def _need(args: argparse.Namespace) -> CloudNeed:
     """Return what the job and the options need. Nothing is planned, so that the check takes seconds."""
-    from forerun.cloud.checks.cloud_need import CloudNeed
+    from forerun.cloud.cloud_checks import CloudNeed
     from forerun.cloud.compute.machine_types import is_machine_type, rented_name
     from forerun.hardware.slices import slice_named
     from forerun.verbs.job_files import open_job

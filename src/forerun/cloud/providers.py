@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.google.credentials import google_session
-from forerun.cloud.google.endpoints import endpoints_from
-from forerun.cloud.google.rest import Rest
+from forerun.cloud.google.rest import Rest, endpoints_from
 from forerun.cloud.provider import Provider
 from forerun.cloud.ssh.ssh_provider import SshProvider
 from forerun.cloud.tpu.tpu_provider import TpuProvider

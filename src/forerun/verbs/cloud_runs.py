@@ -21,8 +21,8 @@ def cloud_resources(project: str | None = None) -> tuple[CloudRow, ...]:
       UserError: An API cannot be asked, so that the list would be incomplete.
     """
     from forerun.cloud.providers import all_providers
-    from forerun.cloud.view.known_runs import known_runs
     from forerun.cloud.view.project_state import read_project
+    from forerun.cloud.view.run_location import known_runs
     from forerun.cloud.view.run_rows import rows_of
 
     found = read_project(lambda: all_providers(project), known_runs(), time.time())

@@ -31,15 +31,14 @@ SAVE_SECONDS = 2.0
 
 def scale_waits(speed: float) -> None:
     """Shorten the waits of forerun's REST client: the fake's clock is faster than this machine's."""
-    from forerun.cloud.compute import calls
     from forerun.cloud.google import clock, rest
-    from forerun.cloud.tpu import tpu_operations
 
     names = {
         clock: ("FRESH_SECONDS",),
-        rest: ("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"),
-        calls: ("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS", "LONGEST_WAIT_SECONDS"),
-        tpu_operations: ("FIRST_POLL_SECONDS", "LONGEST_POLL_SECONDS", "LONGEST_WAIT_SECONDS"),
+        rest: (
+            *("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"),
+            *("FIRST_POLL_SECONDS", "LONGEST_POLL_SECONDS", "LONGEST_WAIT_SECONDS"),
+        ),
     }
     for module, constants in names.items():
         for name in constants:

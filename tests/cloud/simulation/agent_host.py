@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from forerun.cloud.host import agent as agent_module
 from forerun.cloud.host.agent import Agent
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.service import ServiceState
-from forerun.cloud.host.settings import read_settings
-from forerun.cloud.host.train_progress import TrainProgress
+from forerun.cloud.host.settings import HostLayout, read_settings
+from forerun.cloud.host.training import ServiceState, TrainProgress
 from forerun.cloud.record.run_files import RunFiles
 from simulation.bucket import BucketFolder
 from simulation.process import Killed, Process

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from forerun.cloud import labels
-from forerun.cloud.compute.keeper_machine import keeper_request
 from forerun.cloud.control.actions import Action, EndRun
 from forerun.cloud.control.begin import begin_run, with_cap
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.control.ledger import RunLedger
+from forerun.cloud.control.run_report import event_text
 from forerun.cloud.control.run_view import ControlView
-from forerun.cloud.control.status_text import event_text
 from forerun.cloud.keeper import keeper_process
-from forerun.cloud.keeper.settings import KeeperSettings
+from forerun.cloud.keeper.keeper_process import KeeperSettings
+from forerun.cloud.keeper.keeper_start import keeper_request
 from forerun.cloud.provider import CloudUnavailable
 from forerun.cloud.record.entries import CloudRun, LeaseEntry
 from forerun.cloud.record.read_entry import undamaged

@@ -12,8 +12,7 @@ from unittest import mock
 
 from forerun.cli.cloud import down as down_command
 from forerun.cloud.record import run_files as run_files_module
-from forerun.cloud.view import known_runs as known_runs_module
-from forerun.cloud.view import project_state, removal
+from forerun.cloud.view import project_state, removal, run_location
 from forerun.errors import UserError
 from simulation.bucket import FOLDER, BucketFolder
 from simulation.process import Faults, Process
@@ -61,7 +60,7 @@ def take_everything_down(simulation: Simulation, *, is_last: bool) -> None:
             (down_command, "time", CommandTime(simulation)),
             (project_state, "bounded_calls", serial_calls),
             (removal, "bounded_calls", serial_calls),
-            (known_runs_module, "known_runs", lambda: (FOLDER,)),
+            (run_location, "known_runs", lambda: (FOLDER,)),
             (run_files_module, "folder_at", lambda folder: _folder(folder, simulation, process)),
         ):
             stack.enter_context(mock.patch.object(target, name, value))

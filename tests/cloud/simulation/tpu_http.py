@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.cloud import labels
-from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Rest
+from forerun.cloud.google.rest import Endpoints, Rest
 from forerun.cloud.provider import RequestRefused, SliceRequest, SliceState
 from forerun.cloud.tpu.node_request import slice_of
 from forerun.cloud.tpu.tpu_provider import TpuProvider

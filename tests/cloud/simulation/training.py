@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forerun.cloud.host.service import ServiceState
-from forerun.cloud.host.train_progress import TrainProgress
+from forerun.cloud.host.training import ServiceState, TrainProgress
 from forerun.exit_codes import STOPPED
 from simulation.bucket import Bucket
 from simulation.events import World

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from forerun.cli.main import main
-from forerun.cloud.manifests.folder import launch_folder
-from forerun.cloud.manifests.launch import Launch
+from forerun.cloud.manifests import Launch, launch_folder
 from forerun.cloud.one_line import require_one_line
 from forerun.cloud.provider import HostAddress
 from forerun.cloud.record.entries import CloudRun, Option
 from forerun.cloud.setup.job_files import job_files
-from forerun.cloud.setup.startup import startup_script
-from forerun.cloud.setup.units import unit_files, unit_words
+from forerun.cloud.setup.startup import startup_script, unit_files, unit_words
 from forerun.cloud.ssh.connection import HostAccess, IapTunnel, ssh_command
 from forerun.errors import UserError
 

@@ -7,8 +7,8 @@ import pytest
 from error_assertions import assert_error
 
 from forerun.config import keys
-from forerun.config.migration.values import ALIASES
 from forerun.config.load import load
+from forerun.config.migration.values import ALIASES
 from forerun.config.mistakes import REMOVED
 from forerun.error_catalog import CODE
 from forerun.errors import UserError

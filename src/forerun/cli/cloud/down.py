@@ -21,7 +21,6 @@ LATE_SECONDS = 10.0
 
 def run(args: argparse.Namespace) -> int:
     from forerun.cloud.record.read_entry import DamagedEntry
-    from forerun.cloud.view.known_runs import known_runs
     from forerun.cloud.view.project_state import list_resources, read_project
     from forerun.cloud.view.removal import (
         folders_of,
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         snapshots_of,
         take_down,
     )
-    from forerun.cloud.view.run_location import is_address
+    from forerun.cloud.view.run_location import is_address, known_runs
 
     name = _name(args)
     known = (name, *known_runs()) if name is not None and is_address(name) else known_runs()

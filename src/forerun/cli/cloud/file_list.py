@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from forerun.cloud.control.ssh_delivery import secrets_in
 from forerun.cloud.setup.job_files import JOB_FILE, JobFile, JobFiles
+from forerun.cloud.ssh.delivery import secrets_in
 from forerun.units import Bytes
 
 _SHOWN = 5  # names in the question

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from forerun.cli.cloud.connection import files_of, tell
 
 if TYPE_CHECKING:
+    from forerun.cloud.record.host_log import LogReader
     from forerun.cloud.record.run_files import RunFiles
-    from forerun.cloud.view.log_reader import LogReader
     from forerun.cloud.view.snapshot import RecordSnapshot
 
 POLL_SECONDS = 2.0
@@ -88,7 +88,7 @@ def print_new(reader: LogReader) -> None:
 
 
 def _open_log(files: RunFiles, snapshot: RecordSnapshot, attempt: int, host: int) -> LogReader:
-    from forerun.cloud.view.log_reader import LogReader
+    from forerun.cloud.record.host_log import LogReader
 
     option = snapshot.attempts[attempt].option
     tell(f"--- attempt {attempt}: {option.slice} in {option.zone} ({option.capacity}), host {host}")

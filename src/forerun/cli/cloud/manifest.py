@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.cloud.manifests.launch import Launch
+    from forerun.cloud.manifests import Launch
     from forerun.config.load import LoadedJob
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cloud.manifests.folder import launch_folder, require_shared_places
+    from forerun.cloud.manifests import launch_folder, require_shared_places
     from forerun.cloud.one_line import require_one_line
     from forerun.cloud.setup.job_files import job_files
     from forerun.verbs.job_files import open_job
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _launch(args: argparse.Namespace, loaded: LoadedJob) -> Launch:
     from forerun.cloud.compute.machine_types import several_slices_error
-    from forerun.cloud.manifests.launch import Launch
+    from forerun.cloud.manifests import Launch
     from forerun.config.load import dump
     from forerun.errors import UserError
     from forerun.hardware.slices import slice_named

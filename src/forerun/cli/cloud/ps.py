@@ -40,8 +40,8 @@ STYLES = {
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cloud.view.known_runs import known_runs, remember_runs
     from forerun.cloud.view.project_state import read_project
+    from forerun.cloud.view.run_location import known_runs, remember_runs
     from forerun.cloud.view.run_rows import rows_of
 
     project = read_project(lambda: providers_of(args), known_runs(), time.time())

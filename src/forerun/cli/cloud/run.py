@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.control.actions import EndRun
-    from forerun.cloud.control.interfaces import JobDelivery
+    from forerun.cloud.control.controller import JobDelivery
     from forerun.cloud.control.ledger import RunLedger
     from forerun.cloud.control.run_view import ControlView
-    from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.setup.job_files import JobFiles
+    from forerun.cloud.ssh.delivery import SshDelivery
 
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.record.read_entry import undamaged
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.setup.job_files import job_files
-    from forerun.cloud.setup.units import HOST_JOB_FOLDER
-    from forerun.cloud.view.known_runs import remember_runs
+    from forerun.cloud.setup.startup import HOST_JOB_FOLDER
     from forerun.cloud.view.project_state import api_errors
+    from forerun.cloud.view.run_location import remember_runs
     from forerun.verbs.job_files import open_job
 
     require_one_line(vars(args))
@@ -122,8 +122,7 @@ def control(
 ) -> tuple[ControlView, EndRun | None]:
     """Control a run until its end; with --no-wait, until its hosts train. Return the last view and the end."""
     from forerun.cli.cloud.run_display import ControlLines
-    from forerun.cloud.control.controller import Controller
-    from forerun.cloud.control.lease import holder_name
+    from forerun.cloud.control.controller import Controller, holder_name
 
     name = wanted.name
     interrupt.set_report(
@@ -155,7 +154,7 @@ def delivery_for(
     local: JobFiles | None = None,
 ) -> SshDelivery:
     """Return the delivery with the run's ssh key on this machine."""
-    from forerun.cloud.control.ssh_delivery import SshDelivery
+    from forerun.cloud.ssh.delivery import SshDelivery
     from forerun.cloud.ssh.keys import identity_of
 
     rest = getattr(next(iter(providers.values())), "rest", None)  # machines of the user have no project
@@ -169,8 +168,7 @@ def _trains(view: ControlView) -> bool:
 
 
 def _first_request(wanted: CloudRun, delivery: JobDelivery) -> SliceRequest:
-    from forerun.cloud.control.next_attempt import first_attempt
-    from forerun.cloud.control.slice_request import slice_request
+    from forerun.cloud.control.next_attempt import first_attempt, slice_request
 
     entry = first_attempt(wanted)
     return slice_request(wanted, entry, delivery.metadata(wanted, entry))
@@ -181,8 +179,8 @@ def _print_outline(
 ) -> None:
     from forerun.cli.cloud.file_list import file_summary
     from forerun.cli.cloud.run_limits import limit_lines
-    from forerun.cloud.control.ssh_delivery import secrets_in
-    from forerun.cloud.control.status_text import duration, option_text
+    from forerun.cloud.control.run_report import duration, option_text
+    from forerun.cloud.ssh.delivery import secrets_in
 
     print(f"{'resume' if resumed else 'run'} {wanted.name}: checkpoints and results in {wanted.folder}")
     for number, option in enumerate(wanted.options[:6], 1):
@@ -236,7 +234,7 @@ def _shortened(value: object) -> object:
 
 
 def _report(view: ControlView, end: EndRun) -> int:
-    from forerun.cloud.control.run_summary import run_summary, summary_lines
+    from forerun.cloud.control.run_report import run_summary, summary_lines
     from forerun.cloud.record.entries import ENDED_FAILED, ENDED_FINISHED
 
     name = view.run.name

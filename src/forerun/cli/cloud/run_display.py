@@ -36,7 +36,7 @@ class ControlLines:
 
     def show(self, view: ControlView, action: Action) -> None:
         from forerun.cloud.control.actions import DeliverJob
-        from forerun.cloud.control.status_text import event_text
+        from forerun.cloud.control.run_report import event_text
 
         event = event_text(action)
         if event is not None and not (isinstance(action, DeliverJob) and event == self._last):
@@ -59,7 +59,7 @@ class ControlLines:
             self._last = text
 
     def _show_state(self, view: ControlView) -> None:
-        from forerun.cloud.control.status_text import phase_text, program_text, state_text
+        from forerun.cloud.control.run_report import phase_text, program_text, state_text
 
         program = program_text(view)
         if program is not None and program != self._program:

@@ -29,8 +29,7 @@ def limit_lines(run: CloudRun, providers: Mapping[str, Provider], spent_usd: flo
 
 def _api_text(run: CloudRun, providers: Mapping[str, Provider]) -> str:
     """Return for which machines the API itself has a limit: it depends on the provider and the capacity."""
-    from forerun.cloud.control.next_attempt import first_attempt
-    from forerun.cloud.control.slice_request import slice_request
+    from forerun.cloud.control.next_attempt import first_attempt, slice_request
 
     enforced: dict[tuple[str, str], bool] = {}
     for option in run.options:

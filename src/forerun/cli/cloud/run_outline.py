@@ -29,8 +29,8 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
     Raises:
       UserError: The job has no bucket, no slice fits, no price is known, or the cap is too small.
     """
-    from forerun.cloud.compute.keeper_machine import KEEPER_USD_PER_HOUR
     from forerun.cloud.control.offers import is_gpu_machine
+    from forerun.cloud.keeper.keeper_start import KEEPER_USD_PER_HOUR
     from forerun.cloud.labels import run_label
     from forerun.cloud.record.entries import CloudRun
 
@@ -176,7 +176,7 @@ def _options(args: argparse.Namespace, names: Sequence[str], rows: dict[str, dic
     elif args.reservation:
         capacity = "reservation"
     if names[0].startswith(SSH):
-        from forerun.cloud.ssh.machines import machine_option
+        from forerun.cloud.ssh.ssh_provider import machine_option
 
         return [machine_option(names[0].removeprefix(SSH))]
     return [
@@ -236,7 +236,7 @@ def _cap(args: argparse.Namespace, options: Sequence[Option]) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    from forerun.cloud.setup.planned_wheel import WHEEL, keep_wheel
+    from forerun.cloud.setup.wheel import WHEEL, keep_wheel
 
     found = {"python": platform.python_version(), WHEEL: keep_wheel()}
     for name in ("forerun", "jax", "jaxlib", "libtpu"):

@@ -20,8 +20,7 @@ REASON = "forerun stop"
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cloud.control.controller import Controller
-    from forerun.cloud.control.lease import holder_name
+    from forerun.cloud.control.controller import Controller, holder_name
     from forerun.cloud.control.ledger import ledger_of
     from forerun.cloud.record.entries import StopEntry
     from forerun.cloud.record.read_entry import require_undamaged

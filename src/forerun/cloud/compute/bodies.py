@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.cloud import labels as cloud_labels
-from forerun.cloud.compute.compute_answers import Description
 from forerun.cloud.compute.machine_types import MachineShape, machine_shape
-from forerun.cloud.google.answer_shape import shape_problem
+from forerun.cloud.google.answer_shape import Description, shape_problem
 from forerun.cloud.provider import SliceRequest
 from forerun.errors import UserError
 

@@ -8,39 +8,22 @@ from typing import Any
 
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import read_description, region_of
-from forerun.cloud.compute.compute_answers import (
+from forerun.cloud.compute.states import last_part, pending_insertions
+from forerun.cloud.google.answer_shape import (
     AggregatedPage,
     ComputeOperation,
     DiskPage,
+    GuestAttributes,
     InstancePage,
     ManagedInstances,
+    NamedResource,
     OperationPage,
 )
-from forerun.cloud.compute.states import last_part, pending_insertions
-from forerun.cloud.google.answer_shape import GuestAttributes, NamedResource
-from forerun.cloud.google.api_error import ApiError, operation_error
-from forerun.cloud.google.api_problem import problem
-from forerun.cloud.google.rest import Rest
-from forerun.cloud.provider import CloudUnavailable
+from forerun.cloud.google.api_error import ApiError, operation_error, problem
+from forerun.cloud.google.rest import PollPauses, Rest
 
 LABELLED = f"labels.{cloud_labels.RUN}:*"  # the filter of resources that have the label of a run
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 5.0, 1800.0
 _NOT_YET = ("resourceInUseByAnotherResource", "resourceNotReady")
-
-
-class Pauses:
-    """The pauses of one wait: short at first, then at most 5 s, and 30 minutes in total."""
-
-    def __init__(self, rest: Rest, what: str) -> None:
-        self._rest, self._what = rest, what
-        self._next, self._waited = FIRST_PAUSE_SECONDS, 0.0
-
-    def pause(self) -> None:
-        if self._waited >= LONGEST_WAIT_SECONDS:
-            raise CloudUnavailable(f"{self._what} is not complete after {LONGEST_WAIT_SECONDS / 60:.0f} minutes")
-        self._rest.sleep(self._next)
-        self._waited += self._next
-        self._next = min(self._next * 1.5, LONGEST_PAUSE_SECONDS)
 
 
 class ComputeCalls:
@@ -108,7 +91,7 @@ class ComputeCalls:
           CloudUnavailable: It is not done after several minutes.
         """
         found = dict(operation)
-        pauses = Pauses(self.rest, f"the operation {found.get('name')}")
+        pauses = PollPauses(self.rest, f"the operation {found.get('name')}")
         while found.get("status") != "DONE":
             pauses.pause()
             found = self.rest.call("GET", "compute", self._operation_path(found), shape=ComputeOperation)

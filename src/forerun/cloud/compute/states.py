@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.cloud.google.api_error import ApiError, classify, operation_error
-from forerun.cloud.google.timestamps import seconds_of
+from forerun.cloud.google.clock import seconds_of
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 
 Answer = Mapping[str, Any]

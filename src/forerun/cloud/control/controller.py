@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from forerun.cloud import labels
 from forerun.cloud.control.actions import (
@@ -19,24 +23,23 @@ from forerun.cloud.control.actions import (
 )
 from forerun.cloud.control.billing import attempt_usd
 from forerun.cloud.control.decide import decide, is_limit
-from forerun.cloud.control.failures import FAILURES, failure_text
-from forerun.cloud.control.interfaces import ControlDisplay, JobDelivery
-from forerun.cloud.control.lease import Lease
 from forerun.cloud.control.ledger import LedgerAttempt, RunLedger
+from forerun.cloud.control.next_attempt import slice_request
 from forerun.cloud.control.observation import RunObserver
-from forerun.cloud.control.run_summary import run_summary, write_summary
+from forerun.cloud.control.run_report import run_summary, write_summary
 from forerun.cloud.control.run_view import ControlView, attempt_deadline, keeper_usd
-from forerun.cloud.control.slice_request import slice_request
-from forerun.cloud.control.steady_clock import SteadyClock
-from forerun.cloud.google.clock import elapsed_seconds
+from forerun.cloud.google.clock import SteadyClock, elapsed_seconds
 from forerun.cloud.provider import (
+    FAILURES,
     CloudUnavailable,
+    HostAddress,
     NameTaken,
     Provider,
     RequestRefused,
     Resource,
     SliceState,
     ZonesUnreachable,
+    failure_text,
 )
 from forerun.cloud.record.entries import (
     ENDED_BROKEN,
@@ -47,12 +50,79 @@ from forerun.cloud.record.entries import (
     AttemptEntry,
     CloudRun,
     EndEntry,
+    LeaseEntry,
     ReadyEntry,
     StopEntry,
 )
 from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import StorageError, UserError
+
+
+class JobDelivery(Protocol):
+    """How a job gets to its hosts."""
+
+    def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
+        """Return the metadata of the slice: the startup script and the public ssh key. It contains no secret."""
+
+    def deliver(
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
+    ) -> None:
+        """Copy the job to all hosts. Copying it again changes nothing.
+
+        Args:
+          ready_at: since when the slice is billed, as this controller knows it.
+
+        Raises:
+          CloudUnavailable: A host cannot be reached yet.
+        """
+
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        """Return why the setup of a host failed before its agent could report it, or an empty text."""
+
+
+class ControlDisplay(Protocol):
+    """Shows what a controller does."""
+
+    def show(self, view: ControlView, action: Action) -> None: ...
+
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
+        """Show that another controller acts."""
+
+    def trouble(self, message: str) -> None:
+        """Show that a call failed and is repeated, or that a file is damaged."""
+
+
+def holder_name() -> str:
+    """Return a name for this process: readable, and different for each process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+class Lease:
+    """The lease of one controller."""
+
+    def __init__(self, files: RunFiles, holder: str) -> None:
+        self.files, self.holder = files, holder
+
+    def take(self, now: float) -> LeaseEntry | None:
+        """Take or renew the lease. Return None on success, else the lease of the controller that has it."""
+        found = undamaged(self.files.lease())
+        if found is not None and found.holder != self.holder and found.is_held(now):
+            return found
+        if found is None or found.holder != self.holder or not LEASE_SECONDS / 2 <= found.until - now <= LEASE_SECONDS:
+            self.files.write_lease(LeaseEntry(self.holder, now + LEASE_SECONDS))
+        return None
+
+    def release(self, now: float) -> None:
+        found = undamaged(self.files.lease())
+        if found is not None and found.holder == self.holder:
+            self.files.write_lease(LeaseEntry(self.holder, now))
+
 
 POLL_SECONDS = 5.0
 SWEEP_SECONDS = 300.0  # between two searches for slices that nothing needs

@@ -13,7 +13,7 @@ from forerun.cloud.control.actions import (
     RequestStop,
 )
 from forerun.cloud.control.billing import KEEPER_WAIT_SECONDS
-from forerun.cloud.control.next_attempt import next_attempt
+from forerun.cloud.control.next_attempt import WAIT_SECONDS, next_attempt
 from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
@@ -38,7 +38,6 @@ SILENT_SECONDS = 180.0  # a host without a report for this time is lost
 SETUP_SECONDS = 1800.0  # until all hosts report for the first time
 CREATE_SECONDS = 1800.0  # until machines that have capacity are ready
 APPEAR_SECONDS = 120.0  # until a request that was accepted is visible
-WAIT_SECONDS = 600.0  # in the queue of one option, if there are other options
 NOTICE_SECONDS = 120.0  # after a notice of preemption, the machines are gone or useless
 GONE = {SliceState.PREEMPTED, SliceState.FAILED, SliceState.STOPPED, SliceState.ABSENT, SliceState.DELETING}
 NORMAL_EXITS = {None, 0, STOPPED_AS_ASKED, INTERRUPTED}

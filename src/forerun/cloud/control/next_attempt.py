@@ -1,15 +1,17 @@
-"""The choice of the next attempt: which option, after which pause, with which limit. Pure functions."""
+"""The choice of the next attempt: which option, after which pause, with which limit; and the request for its slice."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import takewhile
 
+from forerun.cloud import labels
 from forerun.cloud.control.actions import EndRun, Pause, StartAttempt
-from forerun.cloud.control.adoption import place
 from forerun.cloud.control.billing import attempt_limit, is_useful
+from forerun.cloud.control.observation import place
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.labels import resource_name
-from forerun.cloud.provider import Failure
+from forerun.cloud.provider import Failure, SliceRequest
 from forerun.cloud.record.entries import (
     ENDED_BROKEN,
     ENDED_BUDGET,
@@ -21,6 +23,7 @@ from forerun.cloud.record.entries import (
     Option,
 )
 
+WAIT_SECONDS = 600.0  # in the queue of one option, if there are other options
 MOST_BROKEN = 3  # machines in sequence on which the job did not start
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 600.0
 FINAL = {Failure.PERMISSION.value, Failure.INVALID.value}  # the same request fails again
@@ -92,3 +95,34 @@ def _spending(view: ControlView) -> str:
 
 def _refusals(refused: list[tuple[AttemptEntry, EndEntry]]) -> str:
     return "; ".join(f"{entry.option.slice} in {entry.option.zone}: {end.detail}" for entry, end in reversed(refused))
+
+
+SLACK_SECONDS = 60  # the controller gives up before the queue does
+
+
+def slice_request(run: CloudRun, attempt: AttemptEntry, metadata: Mapping[str, str]) -> SliceRequest:
+    """Return the request for the slice of an attempt. Its labels and metadata identify the run without local files."""
+    wait = run.wait_seconds or (int(WAIT_SECONDS) if len(run.options) > 1 else None)
+    shown = {
+        labels.FOLDER: run.folder,
+        labels.USD_PER_HOUR: f"{attempt.option.usd_per_hour:.6g}",
+        labels.MAX_USD: "" if run.max_usd is None else f"{run.max_usd:.6g}",
+    }
+    return SliceRequest(
+        name=attempt.resource,
+        slice=attempt.option.slice,
+        zone=attempt.option.zone,
+        capacity=attempt.option.capacity,
+        labels=labels.slice_labels(run.name, attempt.number),
+        metadata={**{key: value for key, value in shown.items() if value}, **metadata},
+        request_id=labels.request_id(run.folder, attempt.number, "create"),
+        limit_seconds=attempt.limit_seconds,
+        wait_seconds=None if wait is None else wait + SLACK_SECONDS,
+        disk_gib=run.disk_gib,
+        image=run.image,
+        network=run.network,
+        subnetwork=run.subnetwork,
+        service_account=run.service_account,
+        reservation=run.reservation,
+        internal_only=run.internal_only,
+    )

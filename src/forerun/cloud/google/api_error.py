@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forerun.cloud.provider import Failure, RequestRefused
+from forerun.cloud.provider import CloudUnavailable, Failure, RequestRefused
+from forerun.errors import UserError
 
 # Canonical codes (google.rpc.Code) that operations and answers contain.
 INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 4, 5, 6, 7
@@ -143,3 +144,15 @@ def _reason(found: Mapping[str, Any]) -> str:
         if isinstance(error, Mapping) and error.get("reason"):
             return str(error["reason"])
     return ""
+
+
+def problem(error: ApiError, project: str) -> Exception:
+    """Return a UserError for a missing permission, else CloudUnavailable."""
+    if classify(error) is Failure.PERMISSION:
+        return UserError(
+            "E-CLOUD-016",
+            f"the account may not do this in the project {project}",
+            why=error.message,
+            fix="forerun doctor --cloud lists the permissions that are missing and the roles that contain them",
+        )
+    return CloudUnavailable(f"HTTP status {error.status}, {error.reason or 'no reason'}: {error.message}")

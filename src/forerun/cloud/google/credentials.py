@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Answer, Params
+from forerun.cloud.google.rest import Answer, Endpoints, Params
 from forerun.errors import UserError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)

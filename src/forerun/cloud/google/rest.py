@@ -9,19 +9,51 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from forerun.cloud.google.answer_shape import AnyAnswer, shape_problem
 from forerun.cloud.google.api_error import ApiError, error_of, may_pass
 from forerun.cloud.google.clock import CloudClock, elapsed_seconds
-from forerun.cloud.google.endpoints import Endpoints
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable
 from forerun.errors import UserError
+
+# The value replaces the complete base address, as in gcloud: for Compute Engine it includes `compute/v1/`.
+BASES: Mapping[str, str] = {
+    "tpu": "https://tpu.googleapis.com/",
+    "compute": "https://compute.googleapis.com/compute/v1/",
+    "cloudresourcemanager": "https://cloudresourcemanager.googleapis.com/",
+    "serviceusage": "https://serviceusage.googleapis.com/",
+    "iam": "https://iam.googleapis.com/",
+    "storage": "https://storage.googleapis.com/storage/v1/",
+}
+OVERRIDE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """The base address of each API by its name, and the names of those that the environment overrides."""
+
+    bases: Mapping[str, str] = field(default_factory=lambda: dict(BASES))
+    overridden: frozenset[str] = frozenset()
+
+    def url(self, api: str, path: str) -> str:
+        """Return the address of a path such as `v2/projects/p/locations`, which starts with no slash."""
+        return self.bases[api] + path
+
+
+def endpoints_from(environment: Mapping[str, str]) -> Endpoints:
+    """Return the endpoints that the variables `CLOUDSDK_API_ENDPOINT_OVERRIDES_<API>` select."""
+    overrides = {api: environment.get(OVERRIDE + api.upper(), "") for api in BASES}
+    chosen = {api: base.rstrip("/") + "/" for api, base in overrides.items() if base}
+    return Endpoints({**BASES, **chosen}, frozenset(chosen))
+
 
 Params = Mapping[str, str | Sequence[str]]  # a list repeats its parameter
 TRIES = 7
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 5.0, 1800.0
 MOST_PAGES = 1000
 _LOGGED_REQUESTS = 1000
 # A name from an answer or a record must not turn a path into that of another resource.
@@ -187,6 +219,21 @@ class Rest:
         longest = min(FIRST_PAUSE_SECONDS * 2.0 ** (tried - 1), LONGEST_PAUSE_SECONDS)
         pause = longest * (0.5 + 0.5 * self._jitter())
         return max(pause, min(_seconds(retry_after, self.clock.now(self._elapsed())), LONGEST_PAUSE_SECONDS))
+
+
+class PollPauses:
+    """The pauses of one wait: short at first, then at most 5 s, and 30 minutes in total."""
+
+    def __init__(self, rest: Rest, what: str) -> None:
+        self._rest, self._what = rest, what
+        self._pause, self._waited = FIRST_POLL_SECONDS, 0.0
+
+    def pause(self) -> None:
+        if self._waited >= LONGEST_WAIT_SECONDS:
+            raise CloudUnavailable(f"{self._what} is not complete after {LONGEST_WAIT_SECONDS / 60:.0f} minutes")
+        self._rest.sleep(self._pause)
+        self._waited += self._pause
+        self._pause = min(self._pause * 1.5, LONGEST_POLL_SECONDS)
 
 
 def _shaped(content: object, shape: Any, request: str) -> dict[str, Any]:

@@ -13,15 +13,12 @@ from forerun.cloud.google.clock import elapsed_seconds
 from forerun.cloud.host.bucket_link import BucketLink
 from forerun.cloud.host.decision import SETUP_WORDS, HostAction, HostDecision, HostView, decide, is_last_moment
 from forerun.cloud.host.host_clock import HostClock
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.log_copy import LogCopy
-from forerun.cloud.host.planned_program import program_note
 from forerun.cloud.host.results import ResultStore, start_thread
-from forerun.cloud.host.service import ServiceState, TrainingService
-from forerun.cloud.host.settings import AgentSettings
-from forerun.cloud.host.train_progress import TrainProgress, read_progress
+from forerun.cloud.host.settings import AgentSettings, HostLayout
+from forerun.cloud.host.training import ServiceState, TrainingService, TrainProgress, program_note, read_progress
 from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.entries import HostEntry
+from forerun.cloud.record.host_log import LogCopy
 from forerun.cloud.record.run_files import RunFiles
 from forerun.report.program_differences import program_of_run
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forerun.cloud.host.log_copy import LogCopy
-from forerun.cloud.host.planned_program import planned_program
+from forerun.cloud.host.training import planned_program
 from forerun.cloud.record.entries import AttemptEntry, HostEntry, ReadyEntry
+from forerun.cloud.record.host_log import LogCopy
 from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.report.program_differences import ProgramFacts

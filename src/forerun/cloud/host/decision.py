@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forerun.cloud.deadline import DELETE_SECONDS, grace_seconds, host_delay_seconds
-from forerun.cloud.host.service import ServiceState
-from forerun.cloud.host.train_progress import TrainProgress
+from forerun.cloud.host.training import ServiceState, TrainProgress
 from forerun.cloud.record.entries import (
     BROKEN,
     CHECKING,

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.settings import AgentSettings
+from forerun.cloud.host.settings import AgentSettings, HostLayout
 from forerun.cloud.record.entries import FinishEntry
 from forerun.cloud.record.run_files import CLOUD_FOLDER, EXPORT_FOLDER, RunFiles
 

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from forerun.cloud.host.agent import Agent, AgentTimes, SliceApi
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.settings import AgentSettings, read_settings
+from forerun.cloud.host.settings import AgentSettings, HostLayout, read_settings
 from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError

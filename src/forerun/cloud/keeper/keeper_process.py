@@ -5,24 +5,48 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.cloud.control.actions import Action, EndRun, Pause
-from forerun.cloud.control.controller import Controller
-from forerun.cloud.control.failures import FAILURES, failure_text
-from forerun.cloud.control.interfaces import JobDelivery
-from forerun.cloud.control.lease import holder_name
+from forerun.cloud.control.controller import Controller, JobDelivery, holder_name
 from forerun.cloud.control.ledger import RunLedger, ledger_of
+from forerun.cloud.control.run_report import event_text, state_text
 from forerun.cloud.control.run_view import ControlView
-from forerun.cloud.control.ssh_delivery import SshDelivery, secrets_in
-from forerun.cloud.control.status_text import event_text, state_text
 from forerun.cloud.google.clock import elapsed_seconds
-from forerun.cloud.keeper.settings import KeeperSettings, read_settings
-from forerun.cloud.provider import HostAddress, Provider
-from forerun.cloud.record.entries import ENDED_FAILED, AttemptEntry, CloudRun, LeaseEntry
+from forerun.cloud.provider import FAILURES, HostAddress, Provider, failure_text
+from forerun.cloud.record.entries import ENDED_FAILED, AttemptEntry, CloudRun, LeaseEntry, Name, Time, Word
+from forerun.cloud.record.read_entry import read_entry, require_undamaged, write_entry
 from forerun.cloud.record.run_files import RunFiles
+from forerun.cloud.ssh.delivery import SshDelivery, secrets_in
 from forerun.errors import UserError
+
+
+@dataclass(frozen=True)
+class KeeperSettings:
+    """What a keeper must know.
+
+    Attributes:
+      run: what the user has agreed to. The keeper does not read it from the bucket, where it may be changed.
+      resource: the name of the keeper itself, which it deletes at the end.
+      overrides: the keys of the job whose local files are at another path on the keeper.
+      since: when the user started or resumed the run, in the cloud's time.
+    """
+
+    run: CloudRun
+    project: Word | None
+    resource: Name
+    zone: Name
+    overrides: tuple[str, ...] = ()
+    since: Time = 0.0
+
+    def to_json(self) -> bytes:
+        return write_entry(self)
+
+
+def read_keeper_settings(file: Path) -> KeeperSettings:
+    return require_undamaged(read_entry(KeeperSettings, str(file), file.read_bytes()))
+
 
 HOLDER = "keeper"  # the first word of a keeper's name in the lease
 RETRY_SECONDS = 60.0
@@ -120,7 +144,7 @@ def start_keeper_process(settings_file: Path, state_folder: Path) -> int:
     from forerun.cloud.providers import GOOGLE, provider_named
     from forerun.cloud.ssh.keys import identity_of, store_identity
 
-    settings = read_settings(settings_file)
+    settings = read_keeper_settings(settings_file)
     store_identity(settings.run.folder, (state_folder / "secret").read_bytes())
     providers = {name: provider_named(name, settings.project) for name in GOOGLE}
     secrets = secrets_in(os.environ)  # systemd reads them from the file `environment` of this machine

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.cloud import labels
-from forerun.cloud.keeper.keeper_bundle import DEVICE, make_keeper_bundle
-from forerun.cloud.keeper.keeper_process import HOLDER
-from forerun.cloud.keeper.settings import KeeperSettings
+from forerun.cloud.keeper.keeper_process import HOLDER, KeeperSettings
 from forerun.cloud.provider import CloudUnavailable, Provider, RequestRefused, SliceState
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.record.read_entry import undamaged
@@ -20,6 +18,18 @@ from forerun.errors import UserError
 if TYPE_CHECKING:
     from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.setup.job_files import JobFiles
+
+
+from forerun.cloud.compute.bodies import region_of
+from forerun.cloud.compute.compute_provider import ComputeProvider
+from forerun.cloud.compute.states import last_part
+from forerun.cloud.google.answer_shape import Region
+from forerun.cloud.provider import SliceRequest
+from forerun.cloud.setup.bundle import Bundle, environment_file
+from forerun.cloud.setup.job_files import JOB_FILE, JobFiles
+from forerun.cloud.setup.requirements import locked_requirements
+from forerun.cloud.setup.startup import AGENT_UNIT, TRAIN_UNIT, planned_python
+from forerun.cloud.setup.wheel import build_wheel
 
 POLL_SECONDS = 5.0
 LIMIT_SECONDS = 1200.0  # until the keeper controls the run
@@ -41,9 +51,7 @@ def start_keeper(
     Raises:
       UserError: The keeper does not start. It is deleted then.
     """
-    from forerun.cloud.compute.keeper_machine import keeper_name, keeper_place, keeper_request
-    from forerun.cloud.setup.self_deletion import deletion_paths
-    from forerun.cloud.setup.startup import slice_metadata
+    from forerun.cloud.setup.startup import deletion_paths, slice_metadata
     from forerun.cloud.ssh.keys import public_key
 
     if _controls(files, provider.now()):
@@ -125,3 +133,104 @@ def _deliver(
 def _controls(files: RunFiles, now: float) -> bool:
     lease = undamaged(files.lease())
     return lease is not None and lease.holder.startswith(f"{HOLDER}:") and lease.is_held(now)
+
+
+KEEPER_MACHINES = ("e2-small", "n2-standard-2", "n1-standard-1")  # in the order of preference
+KEEPER_USD_PER_HOUR = 0.12  # an upper bound of the price of these machines in the regions that have TPUs
+
+
+def keeper_name(run: str) -> str:
+    """Return the name of a run's keeper. A run has at most one, so that it needs no number."""
+    return f"{labels.PREFIX}-{labels.run_label(run)}-keeper"
+
+
+def keeper_request(
+    run: str,
+    folder: str,
+    place: tuple[str, str],
+    metadata: Mapping[str, str],
+    *,
+    limit_seconds: int | None = None,
+    service_account: str | None = None,
+    network: str | None = None,
+    subnetwork: str | None = None,
+    internal_only: bool = False,
+) -> SliceRequest:
+    """Return the request for the keeper of a run.
+
+    Args:
+      run: the name of the run.
+      folder: the bucket folder of the run.
+      place: (zone, machine type), as `keeper_place` returns it.
+      limit_seconds: after this time, the API deletes the keeper.
+    """
+    zone, machine = place
+    return SliceRequest(
+        name=keeper_name(run),
+        slice=machine,
+        zone=zone,
+        capacity="on-demand",
+        labels={labels.RUN: labels.run_label(run), labels.ROLE: labels.KEEPER_ROLE},
+        metadata={
+            **metadata,
+            labels.FOLDER: folder,
+            labels.USD_PER_HOUR: f"{KEEPER_USD_PER_HOUR:.6g}",
+        },
+        request_id=labels.request_id(folder, 0, f"keeper {zone}"),
+        limit_seconds=limit_seconds,
+        service_account=service_account,
+        network=network,
+        subnetwork=subnetwork,
+        internal_only=internal_only,
+    )
+
+
+def keeper_place(provider: ComputeProvider, zone: str) -> tuple[str, str]:
+    """Return (zone, machine type) for the keeper of a run in `zone`.
+
+    The bucket of a run is in the region of its slice, so the keeper is in the same region. Zones that only have TPUs
+    may lack small machines; then another zone of the region is used.
+
+    Raises:
+      UserError: No zone of the region has one of the machine types.
+    """
+    calls = provider.calls
+    region = calls.find(f"projects/{provider.rest.project}/regions/{region_of(zone)}", Region) or {}
+    others = sorted(last_part(link) for link in region.get("zones") or ())
+    zones = [zone, *(one for one in others if one != zone)]
+    for machine in KEEPER_MACHINES:
+        for one in zones:
+            if calls.find(f"{calls.zone_path(one)}/machineTypes/{machine}") is not None:
+                return one, machine
+    raise UserError(
+        "E-CLOUD-023",
+        f"no zone of {region_of(zone)} has a small machine for the keeper",
+        why=f"asked {', '.join(zones)} for {', '.join(KEEPER_MACHINES)}",
+        fix="choose a slice in another region, or run without --keeper",
+    )
+
+
+DEVICE = "none"  # neither packages for accelerators nor a test of devices
+UNITS = Path(__file__).parent / "units"
+
+
+def make_keeper_bundle(
+    run: CloudRun, settings: KeeperSettings, local: JobFiles, secrets: Mapping[str, str], identity: Path
+) -> Bundle:
+    """Return the files of a keeper. The startup script of a host installs them, so that their names are the same.
+
+    The unit of the agent runs the controller; the unit of the training does nothing. The file `secret` contains the
+    private key with which the keeper reaches the hosts.
+    """
+    wheel, locked = build_wheel(), locked_requirements(DEVICE, planned_python(run))
+    files: dict[str, bytes | Path] = {
+        wheel.name: wheel.content,
+        "requirements.lock": locked.content,
+        "secret": identity.read_bytes(),
+        "environment": environment_file(secrets).encode(),
+        "agent.json": replace(settings, overrides=local.overrides).to_json(),
+        f"job/{JOB_FILE}": run.job.encode(),
+    }
+    files |= {f"units/{name}": (UNITS / name).read_bytes() for name in (AGENT_UNIT, TRAIN_UNIT)}
+    files |= {f"job/{one.name}": one.source for one in local.files}
+    return Bundle(files)

@@ -17,10 +17,9 @@ from typing import IO
 from forerun.cloud.deadline import deadline_at
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.cloud.setup.job_files import JOB_FILE, JobFiles, job_files
-from forerun.cloud.setup.planned_wheel import planned_wheel
 from forerun.cloud.setup.requirements import locked_requirements
-from forerun.cloud.setup.startup import planned_python
-from forerun.cloud.setup.units import HOST_JOB_FOLDER, unit_files
+from forerun.cloud.setup.startup import HOST_JOB_FOLDER, planned_python, unit_files
+from forerun.cloud.setup.wheel import planned_wheel
 from forerun.cloud.ssh.keys import attempt_secret
 from forerun.errors import UserError
 from forerun.files import open_regular

@@ -1,4 +1,4 @@
-"""The startup script of a rented machine, and the instance metadata that contains it."""
+"""The startup script of a rented machine, the instance metadata that contains it, and its systemd units."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from forerun.cloud import labels
 from forerun.cloud.one_line import require_one_line
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
-from forerun.cloud.setup.planned_wheel import planned_wheel
 from forerun.cloud.setup.requirements import locked_requirements, running_python, uv_requirement
-from forerun.cloud.setup.self_deletion import deletion_paths
+from forerun.cloud.setup.wheel import planned_wheel
 
 TEMPLATE = Path(__file__).parent / "startup.sh"
 USER = "forerun"  # the user of ssh connections
@@ -83,3 +82,68 @@ def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str, projec
     if run.max_usd is not None:
         values[labels.MAX_USD] = f"{run.max_usd:.2f}"
     return values
+
+
+PROJECT = "PROJECT"  # the startup script replaces it by the project of the metadata server, if it is not known here
+
+
+def deletion_paths(attempt: AttemptEntry, project: str | None) -> list[str]:
+    """Return `API PATH` of each request. Those that do not exist are refused, which does no harm.
+
+    The controller or `forerun down` removes what these requests leave, such as templates. That costs nothing.
+    """
+    place, name = attempt.option.zone, attempt.resource
+    match attempt.option.provider:
+        case "tpu":
+            parent = f"v2/projects/{project or PROJECT}/locations/{place}"
+            return [f"tpu {parent}/queuedResources/{name}?force=true", f"tpu {parent}/nodes/{name}"]
+        case "compute":
+            parent = f"projects/{project or PROJECT}/zones/{place}"
+            return [f"compute {parent}/instanceGroupManagers/{name}", f"compute {parent}/instances/{name}"]
+        case _:
+            return []  # machines that are not rented
+
+
+TRAIN_UNIT, AGENT_UNIT = "forerun-train.service", "forerun-agent.service"
+FORERUN = "/opt/forerun/venv/bin/forerun"
+STATE_FOLDER = "/var/lib/forerun"
+HOST_JOB_FOLDER = f"{STATE_FOLDER}/job"
+_TEMPLATES = Path(__file__).parent / "units"
+
+
+def train_command(run: CloudRun, hosts: int) -> list[str]:
+    """Return the command that trains the job on each host.
+
+    Keys of the place and the device come last: they win over the job and over the user's arguments.
+    """
+    folder = run.folder.rstrip("/").rpartition("/")[0]
+    command = [FORERUN, "train", f"{HOST_JOB_FOLDER}/job.yaml", *run.arguments]
+    command += [f"name={run.name}", f"device={run.device}", f"checkpoint.folder={folder}"]
+    command += [f"runs={HOST_JOB_FOLDER}/runs", "--supervise"]
+    if hosts > 1:
+        command += ["--host", "auto", "--secret", f"{STATE_FOLDER}/secret"]
+    return command
+
+
+def unit_files(run: CloudRun, hosts: int) -> dict[str, str]:
+    """Return the text of each unit file by its name."""
+    texts = {name: (_TEMPLATES / name).read_text(encoding="utf-8") for name in (TRAIN_UNIT, AGENT_UNIT)}
+    return {name: text.replace("@COMMAND@", unit_words(train_command(run, hosts))) for name, text in texts.items()}
+
+
+def unit_words(words: Sequence[str]) -> str:
+    r"""Return a command line as systemd reads it.
+
+    systemd replaces `%` specifiers and `$` variables also inside of quotes, so both are doubled.
+
+    Raises:
+      UserError: a word has a control character. systemd begins a new line after a carriage return, also in quotes.
+    """
+    require_one_line({"the command of the training": list(words)})
+    return " ".join(_unit_word(word) for word in words)
+
+
+def _unit_word(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    plain = word and all(letter.isalnum() or letter in "/_-.=:,+@%" for letter in word)
+    return escaped if plain else f'"{escaped}"'

@@ -10,12 +10,14 @@ import base64
 import hashlib
 import importlib.metadata
 import io
+import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import forerun
+from forerun.cloud.record.entries import CloudRun
 from forerun.errors import UserError
+from forerun.files import atomic_write
 from forerun.installation import NAME
 from forerun.version import __version__
 
@@ -46,7 +48,7 @@ def build_wheel(package: Path | None = None, metadata: dict[str, bytes] | None =
     Raises:
       UserError: forerun is not installed, so its requirements are not known.
     """
-    package = package or Path(forerun.__file__).parent
+    package = package or Path(__file__).parents[2]
     folder = f"{NAME}-{__version__}.dist-info"
     files = {f"{NAME}/{name}": content for name, content in _package_files(package).items()}
     files |= {f"{folder}/{name}": content for name, content in (metadata or _installed_metadata()).items()}
@@ -95,3 +97,48 @@ def _record(files: dict[str, bytes], own_name: str) -> bytes:
         digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=").decode()
         lines.append(f"{name},sha256={digest},{len(files[name])}")
     return "\n".join([*lines, f"{own_name},,"]).encode() + b"\n"
+
+
+WHEEL = "wheel"  # the key of `CloudRun.versions` with the SHA-256
+KEPT = 10  # wheels of the newest plans
+
+
+def wheel_folder() -> Path:
+    """Return the folder with the wheels of this user's runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / "wheels"
+
+
+def keep_wheel() -> str:
+    """Store the wheel of the running forerun, and return its SHA-256 for `CloudRun.versions`."""
+    wheel = build_wheel()
+    file = wheel_folder() / wheel.sha256 / wheel.name
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, wheel.content)
+        kept = sorted(wheel_folder().glob("*/*.whl"), key=lambda one: one.stat().st_mtime, reverse=True)
+        for old in kept[KEPT:]:
+            old.unlink(missing_ok=True)
+            old.parent.rmdir()
+    return wheel.sha256
+
+
+def planned_wheel(run: CloudRun) -> Wheel:
+    """Return the wheel of the forerun that planned a run; the running one if the record does not name it.
+
+    Raises:
+      UserError: this machine does not have it.
+    """
+    wanted = run.versions.get(WHEEL)
+    for file in (wheel_folder() / wanted).glob("*.whl") if wanted else ():
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() == wanted:
+            return Wheel(file.name, content)
+    wheel = build_wheel()
+    if wanted is not None and wheel.sha256 != wanted:
+        raise UserError(
+            "E-CLOUD-049",
+            f"this is not the forerun that planned the run {run.name}",
+            why=f"the run was planned with the wheel {wanted[:12]}, and this machine has {wheel.sha256[:12]}",
+            fix="start the run's own command again: it plans with this version, and resumes from the checkpoints",
+        )
+    return wheel

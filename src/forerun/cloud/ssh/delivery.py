@@ -1,17 +1,24 @@
-"""The delivery of a bundle to all hosts of a slice, and the state of their setup."""
+"""The delivery of a job to all hosts of a slice by ssh, and the state of their setup."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
+from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
 from forerun.errors import UserError
+from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
+
+if TYPE_CHECKING:
+    from forerun.cloud.setup.job_files import JobFiles
+
 
 STATE_FOLDER = "/var/lib/forerun"
 PARALLEL = 32  # connections at the same time: gcloud's own documentation warns of more than 100
@@ -161,3 +168,88 @@ def _reason(failures: Sequence[_Failure]) -> str:
         detail = f"failed with exit code {first.answer.exit_code}: {first.answer.errors[-200:]}"
     others = f" (and {len(failures) - 1} other hosts)" if len(failures) > 1 else ""
     return f"host {first.access.host.index} at {first.access.host.address} {detail}{others}"
+
+
+# Variables of the user's environment that the hosts get. They travel by ssh, and are in no other place.
+SECRET_VARIABLES = (
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_ENTITY",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+)
+
+
+SETUP_FAILURES = ("failed", "broken")  # words of the startup script
+
+
+def secrets_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the hosts get."""
+    return {name: environment[name] for name in SECRET_VARIABLES if environment.get(name)}
+
+
+class SshDelivery:
+    """Sends the bundle of a job with the run's own ssh key.
+
+    Args:
+      job_folder: what paths in the job file are relative to.
+      identity: the run's private key file.
+      through_iap: connect through Identity-Aware Proxy.
+      local: the local files of the job that the user has agreed to send; None: list them at each delivery.
+    """
+
+    def __init__(
+        self,
+        job_folder: Path,
+        identity: Path,
+        project: str | None,
+        tell: Callable[[str], None],
+        secrets: Mapping[str, str] | None = None,
+        through_iap: bool = False,
+        local: JobFiles | None = None,
+    ) -> None:
+        self.job_folder, self.identity, self.project = job_folder, identity, project
+        self.tell, self.through_iap, self.local = tell, through_iap, local
+        self.secrets = secrets_in(os.environ) if secrets is None else secrets
+
+    def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
+        from forerun.cloud.setup.startup import slice_metadata
+        from forerun.cloud.ssh.keys import public_key
+
+        return slice_metadata(run, attempt, public_key(self.identity), self.project)
+
+    def deliver(
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
+    ) -> None:
+        from forerun.cloud.setup.bundle import make_bundle
+        from forerun.cloud.ssh.connection import IapTunnel
+
+        variables = dict(self.secrets)
+        if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
+            variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
+        bundle = make_bundle(
+            run, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
+        )
+        tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
+        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
+
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        from forerun.cloud.ssh.connection import IapTunnel
+
+        tunnel = IapTunnel(self.project or "", zone) if self.through_iap else None
+        for host, state in zip(hosts, setup_states(hosts, host_keys, self.identity, tunnel=tunnel), strict=True):
+            word, _, reason = state.partition(" ")
+            if word in SETUP_FAILURES:
+                return f"host {host.index}: {reason}"
+        return ""

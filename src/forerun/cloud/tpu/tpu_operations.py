@@ -5,30 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.cloud.google.answer_shape import Operation, TpuOperationPage
 from forerun.cloud.google.api_error import ApiError, operation_error
-from forerun.cloud.google.rest import Rest
-from forerun.cloud.google.timestamps import seconds_of
-from forerun.cloud.provider import CloudUnavailable
+from forerun.cloud.google.clock import seconds_of
+from forerun.cloud.google.rest import PollPauses, Rest
 from forerun.cloud.tpu.node_request import STABLE, location
-from forerun.cloud.tpu.tpu_answers import Operation, TpuOperationPage
-
-FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.5, 5.0
-LONGEST_WAIT_SECONDS = 1800.0
-
-
-class PollPauses:
-    """The pauses of one wait: short at first, then at most 5 s, and 30 minutes in total."""
-
-    def __init__(self, rest: Rest, what: str) -> None:
-        self._rest, self._what = rest, what
-        self._pause, self._waited = FIRST_POLL_SECONDS, 0.0
-
-    def pause(self) -> None:
-        if self._waited >= LONGEST_WAIT_SECONDS:
-            raise CloudUnavailable(f"{self._what} is not complete after {LONGEST_WAIT_SECONDS / 60:.0f} minutes")
-        self._rest.sleep(self._pause)
-        self._waited += self._pause
-        self._pause = min(self._pause * 1.5, LONGEST_POLL_SECONDS)
 
 
 def wait_for(rest: Rest, operation: Mapping[str, Any]) -> Mapping[str, Any]:

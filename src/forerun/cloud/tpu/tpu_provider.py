@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from forerun.cloud import labels
-from forerun.cloud.google.api_error import ApiError, classify, refusal
-from forerun.cloud.google.api_problem import problem
-from forerun.cloud.google.rest import Rest
-from forerun.cloud.google.timestamps import seconds_of
+from forerun.cloud.google.answer_shape import NODES, PAGES, QUEUE, RESOURCES, HostAttributes, Operation
+from forerun.cloud.google.api_error import ApiError, classify, problem, refusal
+from forerun.cloud.google.clock import seconds_of
+from forerun.cloud.google.rest import PollPauses, Rest
 from forerun.cloud.provider import (
+    CloudUnavailable,
     Failure,
     HostAddress,
     Resource,
@@ -22,10 +24,7 @@ from forerun.cloud.provider import (
 )
 from forerun.cloud.tpu.node_request import STABLE, create_request, location, slice_of
 from forerun.cloud.tpu.slice_states import is_spot, labels_of, node_of, node_status, queue_status
-from forerun.cloud.tpu.tpu_answers import NODES, QUEUE, RESOURCES, HostAttributes, Operation
-from forerun.cloud.tpu.tpu_listing import list_everywhere
 from forerun.cloud.tpu.tpu_operations import (
-    PollPauses,
     creation_runs,
     end_of,
     error_in,
@@ -278,3 +277,37 @@ def _billing_end(operations: Sequence[Json], name: str) -> float | None:
     since = 0 if created is None else operations.index(created)
     own = operations[since:]
     return end_of(newest(_on_node(own, name), "delete")) or end_of(newest(own, "delete"))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The resources of one kind, and the zones that did not answer."""
+
+    items: Sequence[Mapping[str, Any]]
+    unreachable: Sequence[str]
+
+
+def list_everywhere(rest: Rest, kind: str) -> Listing:
+    """Return all resources of a kind. A zone that the list omits is asked once more on its own."""
+    items, missing = _list(rest, kind, "-")
+    unreachable = []
+    for zone in missing:
+        try:
+            more, still_missing = _list(rest, kind, zone)
+        except CloudUnavailable:
+            more, still_missing = [], [zone]
+        items += more
+        unreachable += still_missing
+    return Listing(items, unreachable)
+
+
+def _list(rest: Rest, kind: str, zone: str) -> tuple[list[Mapping[str, Any]], list[str]]:
+    items: list[Mapping[str, Any]] = []
+    missing: list[str] = []
+    try:
+        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/{kind}", shape=PAGES[kind]):
+            items += page.get(kind) or ()
+            missing += [str(name).split("/")[-1] for name in page.get("unreachable") or ()]
+    except ApiError as error:
+        raise problem(error, rest.project) from error
+    return items, missing

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os.path
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from forerun.cloud import labels
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable, Provider, Resource, ZonesUnreachable
 from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
-from forerun.cloud.ssh.machines import PROVIDER
-from forerun.cloud.ssh.ssh_provider import SshProvider
-from forerun.cloud.view.bounded_calls import bounded_calls
+from forerun.cloud.ssh.ssh_provider import PROVIDER, SshProvider
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot
 from forerun.errors import StorageError, UserError
 
@@ -165,3 +167,37 @@ def _snapshot(folder: str) -> RecordSnapshot | DamagedEntry | str:
         return f"{error.what} [{error.code}]"
     except (OSError, ValueError) as error:
         return str(error)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def bounded_calls(call: Callable[[K], V], arguments: Iterable[K], seconds: float, concurrent: int = 8) -> dict[K, V]:
+    """Return the results of `call` by its argument, without the calls that have not ended after `seconds`.
+
+    The threads are daemons: unlike those of an executor, they do not delay the exit of the process. `call` must not
+    raise an error; a call that does is absent from the result.
+    """
+    waiting: SimpleQueue[K] = SimpleQueue()
+    for argument in dict.fromkeys(arguments):
+        waiting.put(argument)
+    results: dict[K, V] = {}
+    is_late = threading.Event()
+
+    def work() -> None:
+        while not is_late.is_set():
+            try:
+                argument = waiting.get_nowait()
+            except Empty:
+                return
+            results[argument] = call(argument)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrent, waiting.qsize()))]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    is_late.set()
+    return dict(results)

@@ -12,7 +12,7 @@ from forerun.cloud.control.billing import attempt_usd
 from forerun.cloud.provider import CloudUnavailable, Provider, Resource, SliceState
 from forerun.cloud.record.entries import ENDED_FINISHED, ENDED_STOPPED, EndEntry, ReadyEntry, StopEntry
 from forerun.cloud.record.run_files import RunFiles
-from forerun.cloud.view.bounded_calls import bounded_calls
+from forerun.cloud.view.project_state import bounded_calls
 from forerun.cloud.view.run_location import is_address
 from forerun.cloud.view.snapshot import RecordSnapshot
 from forerun.errors import UserError

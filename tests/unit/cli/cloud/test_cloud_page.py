@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from forerun.cli import words
-from forerun.cloud.checks import permissions
+from forerun.cloud import cloud_checks
 from forerun.config.load import load
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -56,6 +56,11 @@ def test_every_option_of_gcloud_has_a_value() -> None:
 
 
 def test_every_permission_that_doctor_tests_is_named() -> None:
-    tables = (permissions.TPU, permissions.COMPUTE, permissions.USE_ACCOUNT, permissions.OPTIONAL)
+    tables = (
+        cloud_checks.TPU_ROLES,
+        cloud_checks.COMPUTE_ROLES,
+        cloud_checks.ACCOUNT_ROLES,
+        cloud_checks.OPTIONAL_ROLES,
+    )
     wanted = {name for table in tables for role, names in table.items() for name in (role, *names)}
     assert {name for name in wanted if f"`{name}`" not in PROSE} == set()

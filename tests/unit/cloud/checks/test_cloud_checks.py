@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from fake import PROJECT, FakeCloud, Fault
 
-from forerun.cloud.checks.boot_disk import check_boot_disk
-from forerun.cloud.checks.bucket import place_finding
-from forerun.cloud.checks.cloud_checks import cloud_checks
-from forerun.cloud.checks.cloud_need import CloudNeed
+from forerun.cloud.cloud_checks import CloudNeed, check_boot_disk, cloud_checks, place_finding
 from forerun.cloud.providers import google_rest
 from forerun.units import GIB
 

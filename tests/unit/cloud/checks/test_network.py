@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cloud.checks.network import ANYWHERE, TUNNEL_RANGE, allowed_by
+from forerun.cloud.cloud_checks import ANYWHERE, TUNNEL_RANGE, allowed_by
 
 
 def rule(name: str, **values: Any) -> dict[str, Any]:

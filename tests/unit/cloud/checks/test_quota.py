@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.cloud.checks.quota import QuotaLimit, fitting_limits, quota_limits
+from forerun.cloud.cloud_checks import QuotaLimit, fitting_limits, quota_limits
 from forerun.hardware.slices import slice_named
 
 NAMES = [

@@ -7,7 +7,7 @@ from cloud_in_process import CloudInProcess
 
 from forerun.cloud import labels
 from forerun.cloud.compute.compute_provider import ComputeProvider
-from forerun.cloud.compute.keeper_machine import keeper_place, keeper_request
+from forerun.cloud.keeper.keeper_start import keeper_place, keeper_request
 from forerun.cloud.provider import SliceRequest, SliceState
 from forerun.errors import UserError
 

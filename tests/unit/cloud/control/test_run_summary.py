@@ -8,9 +8,8 @@ from dataclasses import replace
 from simulated_cloud import START, SimulatedCloud, cloud_run, controller, option
 
 from forerun.cloud.control.actions import EndAttempt, EndRun, Pause, StartAttempt
-from forerun.cloud.control.run_summary import run_summary, summary_lines
+from forerun.cloud.control.run_report import duration, event_text, program_text, run_summary, state_text, summary_lines
 from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
-from forerun.cloud.control.status_text import duration, event_text, program_text, state_text
 from forerun.cloud.provider import SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, EndEntry, HostEntry, ReadyEntry
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from forerun.cloud.google.api_error import ApiError, classify, error_of, operation_error
-from forerun.cloud.google.api_problem import problem
+from forerun.cloud.google.api_error import ApiError, classify, error_of, operation_error, problem
 from forerun.cloud.provider import CloudUnavailable, Failure
 from forerun.errors import UserError
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from forerun.cloud.google.clock import seconds_of
 from forerun.cloud.google.credentials import GoogleSession, google_session
-from forerun.cloud.google.endpoints import endpoints_from
-from forerun.cloud.google.timestamps import seconds_of
+from forerun.cloud.google.rest import endpoints_from
 from forerun.errors import UserError
 
 OVERRIDE = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": "http://127.0.0.1:1", "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1"}

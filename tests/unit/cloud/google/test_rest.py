@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from forerun.cloud.google.api_error import ApiError
-from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import TRIES, Rest
+from forerun.cloud.google.rest import TRIES, Endpoints, Rest
 from forerun.cloud.provider import CloudUnavailable
 from forerun.errors import UserError
 

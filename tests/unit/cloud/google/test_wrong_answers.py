@@ -15,7 +15,7 @@ import pytest
 from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.google import credentials
 from forerun.cloud.google import rest as rest_module
-from forerun.cloud.google.endpoints import endpoints_from
+from forerun.cloud.google.rest import endpoints_from
 from forerun.cloud.provider import CloudUnavailable, Provider, SliceState
 from forerun.cloud.providers import google_rest
 from forerun.cloud.tpu.tpu_provider import TpuProvider

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.cloud.host.decision import BUDGET, CONTROLLER_SECONDS, HostAction, HostView, decide
-from forerun.cloud.host.service import ServiceState, parse_state
-from forerun.cloud.host.train_progress import TrainProgress
+from forerun.cloud.host.training import ServiceState, TrainProgress, parse_state
 
 RUNS, NOT_STARTED = ServiceState(is_active=True), ServiceState()
 VIEW = HostView(now=1000.0, host=0, hosts=2, service=RUNS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from forerun.cloud.host.planned_program import planned_program, program_note
+from forerun.cloud.host.training import planned_program, program_note
 from forerun.cloud.record.entries import Option
 from forerun.report.program_differences import ProgramFacts
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from simulated_cloud import START, SimulatedCloud, SimulatedDelivery, SimulatedProvider, cloud_run, option
 
-from forerun.cloud.keeper.keeper_process import KeeperDelivery, run_keeper
-from forerun.cloud.keeper.settings import KeeperSettings, read_settings
+from forerun.cloud.keeper.keeper_process import KeeperDelivery, KeeperSettings, read_keeper_settings, run_keeper
 from forerun.cloud.provider import NameTaken, SliceRequest, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.errors import UserError
@@ -116,4 +115,4 @@ def test_paths_of_the_job_are_those_of_the_keeper() -> None:
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "agent.json"
     file.write_bytes(SETTINGS.to_json())
-    assert read_settings(file) == SETTINGS
+    assert read_keeper_settings(file) == SETTINGS

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forerun.cloud.manifests.folder import launch_folder, require_shared_places
-from forerun.cloud.manifests.launch import Launch
+from forerun.cloud.manifests import Launch, launch_folder, require_shared_places
 from forerun.errors import UserError
 from forerun.hardware.slices import slice_named
 

@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from forerun.cloud.manifests.gke import jobset
-from forerun.cloud.manifests.launch import Launch
+from forerun.cloud.manifests import Launch, jobset
 from forerun.errors import UserError
 from forerun.hardware.slices import slice_named
 

@@ -13,7 +13,7 @@ from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup import job_files as job_files_module
 from forerun.cloud.setup.bundle import Bundle, environment_file, make_bundle
 from forerun.cloud.setup.job_files import job_files
-from forerun.cloud.setup.units import unit_words
+from forerun.cloud.setup.startup import unit_words
 from forerun.cloud.ssh.keys import identity_of, public_key
 from forerun.errors import UserError
 

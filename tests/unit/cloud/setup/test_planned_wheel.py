@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 
 from forerun.cloud.record.entries import CloudRun, Option
-from forerun.cloud.setup import planned_wheel as module
-from forerun.cloud.setup.planned_wheel import keep_wheel, planned_wheel
+from forerun.cloud.setup import wheel as module
 from forerun.cloud.setup.startup import startup_script
-from forerun.cloud.setup.wheel import Wheel, build_wheel
+from forerun.cloud.setup.wheel import Wheel, build_wheel, keep_wheel, planned_wheel
 from forerun.errors import UserError
 
 OPTION = Option("tpu", "v6e-8", "us-east5-b", "spot", 1, 10.8)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
-from forerun.cloud.setup.self_deletion import deletion_paths
-from forerun.cloud.setup.startup import LIMIT_MARGIN_SECONDS, SETUP_SECONDS, startup_script
+from forerun.cloud.setup.startup import LIMIT_MARGIN_SECONDS, SETUP_SECONDS, deletion_paths, startup_script
 
 OPTION = Option("tpu", "v6e-16", "us-east5-b", "spot", 4, 10.8)
 RUN = CloudRun("tiny", "gs://bucket/runs/tiny", "steps: 1\n", (OPTION,), 40.0, 0.0)

@@ -16,8 +16,7 @@ import pytest
 import forerun
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup.requirements import PYTHONS, locked_requirements, uv_requirement
-from forerun.cloud.setup.startup import slice_metadata, startup_script
-from forerun.cloud.setup.units import unit_files
+from forerun.cloud.setup.startup import slice_metadata, startup_script, unit_files
 from forerun.cloud.setup.wheel import build_wheel
 from forerun.errors import UserError
 

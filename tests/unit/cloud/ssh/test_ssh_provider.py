@@ -9,8 +9,7 @@ from ssh_server import SSHD, new_key, ssh_server
 
 from forerun.cloud.provider import CloudUnavailable, Failure, RequestRefused, SliceRequest, SliceState
 from forerun.cloud.providers import provider_named
-from forerun.cloud.ssh.machines import SshMachine, known_keys, machine_option, read_machines
-from forerun.cloud.ssh.ssh_provider import SshProvider
+from forerun.cloud.ssh.ssh_provider import SshMachine, SshProvider, known_keys, machine_option, read_machines
 from forerun.errors import UserError
 
 needs_sshd = pytest.mark.skipif(SSHD is None, reason="needs openssh-server")

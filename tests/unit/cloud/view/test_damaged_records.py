@@ -32,8 +32,7 @@ from forerun.cloud.record.entries import (
 from forerun.cloud.record.read_entry import DamagedEntry, write_entry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.view import removal
-from forerun.cloud.view.bounded_calls import bounded_calls
-from forerun.cloud.view.project_state import ProjectState, read_project
+from forerun.cloud.view.project_state import ProjectState, bounded_calls, read_project
 from forerun.cloud.view.removal import RemovalResult, removal_targets, resources_of, snapshots_of, take_down
 from forerun.cloud.view.run_rows import CloudRow, rows_of, state_of_run
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cloud.record.host_log import PARTS_AT_ONCE, READS_PER_LISTING, LogReader
 from forerun.cloud.record.run_files import RunFiles
-from forerun.cloud.view.log_reader import PARTS_AT_ONCE, READS_PER_LISTING, LogReader
 
 
 def test_new_parts_are_read_once_and_in_order(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from recorded_cloud import ListedProvider, act, recorded_run, started
 
 from forerun.cloud.provider import CloudUnavailable, Resource
 from forerun.cloud.record.run_files import RunFiles
-from forerun.cloud.view.known_runs import MOST_RUNS, known_runs, list_file, remember_runs
-from forerun.cloud.view.run_location import locate_run
+from forerun.cloud.view.run_location import MOST_RUNS, known_runs, list_file, locate_run, remember_runs
 from forerun.errors import UserError
 
 

@@ -102,7 +102,7 @@ def damage(file: Path, at: int = 1000) -> None:
 @pytest.mark.timing
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "killed"
-    words = [sys.executable, "-m", "forerun.cli.main", "cache", str(folder / "job.yaml"), f"distil.cache={target}"]
+    words = [sys.executable, "-m", "forerun", "cache", str(folder / "job.yaml"), f"distil.cache={target}"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(one) for one in sys.path if one)}
     for shards in (1, 6):  # killed when so many are there, then started again
         with (tmp_path / "log").open("ab") as log:

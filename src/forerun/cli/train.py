@@ -233,7 +233,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
     require_usable(loaded.job)
     if args.fresh and hosts.leads:
         rename_existing_run(loaded.job)
-    command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides, *options]
+    command = [sys.executable, "-P", "-m", "forerun", "train", args.job, *args.overrides, *options]
     command += ["--profile", args.profile] if args.profile else []
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}

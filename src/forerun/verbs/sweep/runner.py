@@ -26,7 +26,7 @@ LOGS = "logs"
 PROGRESS_SECONDS = 30.0  # between two lines about the runs that are running
 END_SECONDS = 10.0  # for a process to save and end, before it is killed
 # The command of a run, before its job and overrides. Tests replace it.
-TRAIN_COMMAND = (sys.executable, "-P", "-m", "forerun.cli.main", "train")
+TRAIN_COMMAND = (sys.executable, "-P", "-m", "forerun", "train")
 _LOG_TAIL_BYTES = 20_000
 
 

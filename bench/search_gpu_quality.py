@@ -28,8 +28,8 @@ from typing import Any
 from search_quality import possible_candidates
 
 from forerun.config.schema import Job
-from forerun.planner.compile.compiler import CompilerFailure
-from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.compiler import CompilerFailure, verdict
+from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.hlo import Module
 from forerun.planner.search.outcome import Exploration

@@ -36,7 +36,7 @@ from forerun.objectives.next_token import NextToken
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 RNG = np.random.default_rng(0)

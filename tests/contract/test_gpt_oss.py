@@ -34,7 +34,7 @@ from forerun.objectives.next_token import NextToken
 from forerun.objectives.router_losses import RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 ROPE = Rope(1e4, 8)
 MODEL = Decoder(

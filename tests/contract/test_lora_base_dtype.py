@@ -14,7 +14,7 @@ from forerun.hub.documents import read_json
 from forerun.methods.job_warnings import warnings_of
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 IDS = np.frombuffer(b"5 pears and 2 apples", np.uint8)

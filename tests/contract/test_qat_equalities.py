@@ -30,7 +30,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.load_model import fsdp_mesh, method_params, run_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 from forerun.weights_io.packed import unpack
 
 STEPS = 4

@@ -30,7 +30,7 @@ from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.load_model import fsdp_mesh, method_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 NAMES = {"blocks.router": "model.layers.{}.mlp.gate"}
 STACKS = ("expert_gate", "expert_up", "expert_down")

@@ -25,9 +25,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.data import checked_json
 from forerun.data.corpus import Corpus
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.reader import CachedTeacherRows
-from forerun.data.teacher_cache.shards import DRAFT, MANIFEST
+from forerun.data.teacher_cache import DRAFT, MANIFEST, CachedTeacherRows, Layout
 from forerun.errors import UserError
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
@@ -35,7 +33,7 @@ from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.supervise.leader.member import Member
 from forerun.supervise.leader.verdicts import differing
 from forerun.track.display.make_display import make_display
-from forerun.verbs.cache.write_cache import cache
+from forerun.verbs.cache.write_cache import write_cache
 
 JOB = """\
 model: {layers: 1, embed: 16, heads: 2}
@@ -57,7 +55,7 @@ def made(job: Job) -> str:
     """The cache of a job; what was said meanwhile."""
     said = io.StringIO()
     with make_display(said) as display:
-        cache(resolve_model(job), display)
+        write_cache(resolve_model(job), display)
     return said.getvalue()
 
 
@@ -229,7 +227,7 @@ def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp
     """One shard of other words, whole in itself, as of a teacher that was trained on meanwhile."""
     mine = student(job()).digest
     file = tmp_path / "words" / MANIFEST
-    manifest, _ = checked_json.decode(file.read_bytes())
+    manifest = checked_json.decode(file.read_bytes())
     manifest["shards"][3] = manifest["shards"][2]
     file.write_bytes(checked_json.encode(manifest))
     theirs = student(job()).digest
@@ -245,7 +243,7 @@ def test_what_is_not_there_or_not_finished_is_refused(job: Callable[..., Job], t
     with raises_error("E-RUN-039"):
         student(job(f"distil.cache={tmp_path / 'none'}"))
     manifest = tmp_path / "words" / MANIFEST
-    content, _ = checked_json.decode(manifest.read_bytes())
+    content = checked_json.decode(manifest.read_bytes())
     manifest.write_bytes(checked_json.encode({**content, "shards": [*content["shards"][:-2], None, None]}))
     with raises_error("E-DATA-072", "14", "16"):
         student(job())

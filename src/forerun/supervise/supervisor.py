@@ -77,7 +77,7 @@ def supervise(
     slice_variables(hosts, slices, os.environ)  # raises if the hosts do not match the slices
     environment = dict(os.environ)
     console = Console("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
-    owner = Owner(run_folder, console.say) if hosts.leads else None
+    owner = Owner(run_folder, console) if hosts.leads else None
     try:
         with private_folder() as folder:
             ending = asyncio.run(
@@ -96,7 +96,7 @@ def supervise(
                 )
             )
         if ending.text and ending.host != hosts.index:
-            console.say(ending.text)
+            console.info(ending.text)
         return ending.exit_code()
     finally:
         interrupt.reinstall()  # asyncio replaced the signal handlers
@@ -143,7 +143,7 @@ async def _supervised(
         folder,
         limits,
         console,
-        partial(require_free_tpu, console.say),
+        partial(require_free_tpu, console),
         spare,
         variables,
     )

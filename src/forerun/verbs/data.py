@@ -8,31 +8,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forerun.config.schema import Job
-from forerun.console import SafeConsole
-from forerun.data.corpus import Corpus, OnProgress, recipe_of, tokenize
-from forerun.data.inspect.corpus_report import CorpusReport
-from forerun.data.inspect.open_corpus import report_of
-from forerun.data.inspect.page import page
-from forerun.data.inspect.terminal import print_report
-from forerun.data.order.batches import Batches
-from forerun.data.order.ledger import drawn
-from forerun.data.source.sources import open_source
-from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.engines.engine import StartEngine
-from forerun.data.tokens.engines.pool import Pool
-from forerun.data.tokens.store import check
 from forerun.errors import UserError
 from forerun.files import write_output
-from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
-from forerun.resolve.resolve_model import resolve_model
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.open_data import progress_callback
-from forerun.track.display.make_display import make_display
-from forerun.verbs.job_files import prepared, warn
+from forerun.reporter import LineReporter, Phase
+from forerun.verbs.job_files import prepared
+from forerun.verbs.option_types import Count
+
+if TYPE_CHECKING:
+    from forerun.config.schema import Job
+    from forerun.console import SafeConsole
+    from forerun.data.corpus import Corpus
+    from forerun.data.inspect.corpus_report import CorpusReport
+    from forerun.data.tokens.worker_pool import StartEngine
+    from forerun.resolve.resolved_job import ResolvedJob
 
 PIPED_COLUMNS = 100
 
@@ -53,10 +44,14 @@ class DataReport:
 
     def print(self, console: SafeConsole, *, full: bool = False) -> None:
         """Print the report. `full` prints long rows completely."""
+        from forerun.data.inspect.terminal import print_report
+
         print_report(console, self.look, full=full)
 
     def to_html(self) -> str:
         """Return the page with charts that `forerun data --html` writes."""
+        from forerun.data.inspect.page import page
+
         return page(self.look)
 
     def save_html(self, file: str | os.PathLike[str]) -> None:
@@ -64,6 +59,8 @@ class DataReport:
         write_output(Path(file), self.to_html(), fix="name another file with --html")
 
     def __repr__(self) -> str:
+        from forerun.console import SafeConsole
+
         stream = io.StringIO()
         self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
         return stream.getvalue().rstrip("\n")
@@ -77,16 +74,19 @@ class DataReport:
         return f'<iframe sandbox title="{title}" style="{style}" srcdoc="{content}"></iframe>'
 
 
-def inspect_data(job: Job | str | os.PathLike[str], *, samples: int = 2) -> DataReport:
+def inspect_data(job: Job | str | os.PathLike[str], *, samples: Count = 2) -> DataReport:
     """Tokenize and pack the data of a job, if that is not done yet, and report what the model will see.
 
     Args:
-      job: a job, or the path of a job file.
-      samples: the number of sample rows.
+      job: a job, or the path of a job file
+      samples: number of rows to show as the model sees them
 
     Raises:
       UserError: The data cannot be read.
     """
+    from forerun.data.inspect.open_corpus import report_of
+    from forerun.resolve.resolve_model import resolve_model
+
     job = prepared(job)
     corpus = opened(resolve_model(job))
     return DataReport(job, report_of(job, corpus, samples=samples), tuple(corpus.warnings))
@@ -109,6 +109,12 @@ def tokenize_data(
     Raises:
       UserError: The data cannot be read, or the cluster cannot be used. Finished units are kept.
     """
+    from forerun.data.corpus import recipe_of, tokenize
+    from forerun.data.source.sources import open_source
+    from forerun.data.tokens.build import is_complete
+    from forerun.resolve.job_corpus import dialect_of, require_chosen_tokenizer
+    from forerun.resolve.resolve_model import resolve_model
+
     resolved = resolve_model(prepared(job))
     require_chosen_tokenizer(resolved)
     job, dialect, vocab = resolved.job, dialect_of(resolved), resolved.vocab
@@ -117,18 +123,19 @@ def tokenize_data(
         for name, part in job.data.parts.items():
             source = open_source(part)
             recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
-            with _progress() as progress:
-                report = partial(progress, name)
-                folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
+            with _data_phase() as phase:
+                folder = tokenize(source, recipe, job.data, shard=shard, name=name, phase=phase, engine=engine)
             done[name] = folder.location, is_complete(folder)
     return done
 
 
 def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
     """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
+    from forerun.data.tokens.worker_pool import Pool
+
     if ray is None:
         return nullcontext(Pool)
-    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+    from forerun.data.tokens.ray_cluster import ray_cluster
 
     return ray_cluster(ray)
 
@@ -140,27 +147,32 @@ class VerifiedPart:
     Attributes:
       tokens: the number of tokens.
       folder: the folder of the tokens, or its address in a bucket.
-      upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
     folder: Path | str
-    upgraded: bool
+
+    def __str__(self) -> str:
+        from forerun.units import Count
+
+        return f"{Count(self.tokens)} tokens are as they were written, {self.folder}"
 
 
 def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     """Compare all tokens of a job with their checksums, and return the parts by name.
 
-    Checksums of blocks are added to tokens that an older version wrote without them.
-
     Raises:
       UserError: A file is damaged.
     """
+    from forerun.data.tokens.store import check
+    from forerun.resolve.resolve_model import resolve_model
+
     found = {}
     for part in opened(resolve_model(prepared(job))).parts:
-        # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
-        upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
+        check(part.store.folder)
+        for rows in part.plans:
+            rows.check()
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location)
     return found
 
 
@@ -172,6 +184,10 @@ class LedgerComparison:
     examples: int
     skipped: int
 
+    def __str__(self) -> str:
+        skipped = f"; {self.skipped} of these steps were skipped by the guard" if self.skipped else ""
+        return f"{self.steps} steps and {self.examples} examples, all as the job says{skipped}"
+
 
 def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[str]) -> LedgerComparison:
     """Check that a run's ledger.jsonl has the examples of each step in the order of the job.
@@ -179,10 +195,14 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     Raises:
       UserError: A step learned from other examples than the job says.
     """
+    from forerun.data.order.batches import Batches
+    from forerun.data.order.ledger import drawn
+    from forerun.resolve.resolve_model import resolve_model
+
     resolved, file = resolve_model(prepared(job)), Path(ledger)
     corpus = opened(resolved)
     for text in corpus.warnings:
-        warn(text)
+        LineReporter(sys.stderr).warn(text)
     batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
     steps = examples = skipped = 0
     for step, found, why in drawn(file):
@@ -205,13 +225,17 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
 
 def opened(resolved: ResolvedJob) -> Corpus:
     """Open the data of a job, and show the progress of tokenizing."""
-    with _progress() as progress:
-        return open_corpus(resolved, progress)
+    from forerun.resolve.job_corpus import open_corpus
+
+    with _data_phase() as phase:
+        return open_corpus(resolved, phase)
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Show progress on stderr, so that stdout has the result only."""
+def _data_phase() -> Iterator[Phase]:
+    """Show a phase on stderr, so that stdout has the result only."""
+    from forerun.track.display.make_display import make_display
+
     with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
-        yield progress_callback(phase)
+        yield phase
         phase.detail = ""

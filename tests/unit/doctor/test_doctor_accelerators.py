@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.words import parser_of
+from forerun.cli.commands import parser_of
 from forerun.doctor.accelerators import check_device_count, check_devices, check_hosts, check_lock, check_tpu_seen
 from forerun.doctor.device_probe import DeviceProbe
 from forerun.doctor.machine import Machine
@@ -127,11 +127,15 @@ def test_the_recommended_command_starts_each_host_with_its_own_number() -> None:
         (symptom,) = (entry.fix for entry in SYMPTOMS if "--worker=all" in entry.fix)
         for text in (fix, symptom):
             command = shlex.split(re.findall(r"--command='([^']+)'", text)[0])
-            args = parser_of(command[1]).read(command[2:])
+            options = vars(parser_of(command[1]).read(command[2:]))
             slots.append(
-                given(args.host, args.leader, lambda seen=environment: find_tpu_hosts(seen, lambda name: None))
+                given(
+                    options["host"],
+                    options.get("leader"),
+                    lambda seen=environment: find_tpu_hosts(seen, lambda name: None),
+                )
             )
-            assert (command[0], args.secret) == ("forerun", "secret")
+            assert (command[0], options["secret"]) == ("forerun", "secret")
     assert [(one.index, one.count) for one in slots] == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3), (2, 3)]
     assert {one.address for one in slots} == {f"tpu-0:{PORT}"}
 
@@ -142,5 +146,5 @@ def test_no_page_recommends_a_command_for_all_workers_that_numbers_one_host() ->
     lines = [line for page in pages for line in page.read_text("utf-8").splitlines() if "--worker=all" in line]
     commands = [shlex.split(found) for line in lines for found in re.findall(r"--command='([^']+)'", line)]
     assert commands
-    assert {parser_of(words[1]).read(words[2:]).host for words in commands} <= {"auto", None}
+    assert {getattr(parser_of(words[1]).read(words[2:]), "host", None) for words in commands} <= {"auto", None}
     assert all("--command='" in line or " scp " in line for line in lines)

@@ -30,7 +30,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.trained_model.base_weights import read_file_weights
 from forerun.trained_model.load_model import fsdp_mesh, load_model, saved_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "tokens"))
 

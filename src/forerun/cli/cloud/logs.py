@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from forerun.cli.cloud.connection import files_of, tell
+from forerun.cli.arguments import options_of
+from forerun.cli.cloud.connection import files_of
+from forerun.reporter import LineReporter
+from forerun.verbs.option_types import Count, Project, Value, host_index
 
 if TYPE_CHECKING:
     from forerun.cloud.record.host_log import LogReader
@@ -20,20 +23,35 @@ LONGEST_PAUSE_SECONDS = 30.0
 LEASE_SECONDS = 120.0
 
 
-def run(args: argparse.Namespace) -> int:
-    files = files_of(args)
+@options_of("forerun.verbs.cloud_runs:fetch_run", omit=("to",))
+def logs(
+    name: str,
+    *,
+    host: Annotated[int, Value("N", host_index)] = 0,
+    attempt: Count | None = None,
+    no_follow: bool = False,
+    project: Project | None = None,
+) -> int:
+    """Print the log of a host, and follow it until the run ends.
+
+    Args:
+      host: index of the host
+      attempt: number of the attempt (default: the newest)
+      no_follow: print the log up to now, and end
+    """
+    files = files_of(name, project)
     snapshot = _snapshot(files)
     newest = snapshot.newest
-    attempt = args.attempt or (newest.number if newest else None)
-    if attempt is None and args.no_follow:
-        tell("the run has no slice yet")
+    chosen = attempt or (newest.number if newest else None)
+    if chosen is None and no_follow:
+        LineReporter(sys.stderr).info("the run has no slice yet")
         return 0
-    _require(snapshot, attempt, args.host)
-    if args.no_follow:
-        assert attempt is not None
-        print_new(_open_log(files, snapshot, attempt, args.host))
+    _require(snapshot, chosen, host)
+    if no_follow:
+        assert chosen is not None
+        print_new(_open_log(files, snapshot, chosen, host))
         return 0
-    _follow(files, snapshot, attempt, args.host, only=args.attempt is not None)
+    _follow(files, snapshot, chosen, host, only=attempt is not None)
     return 0
 
 
@@ -55,7 +73,7 @@ def _follow(files: RunFiles, snapshot: RecordSnapshot, attempt: int | None, host
             attempt, reader = newest.number, None
             continue
         if is_over:
-            tell(_end_text(snapshot))
+            LineReporter(sys.stderr).info(_end_text(snapshot))
             return
         snapshot = _print_until_next_state(files, reader)
 
@@ -77,7 +95,7 @@ def _print_until_next_state(files: RunFiles, reader: LogReader | None) -> Record
             raise
         except (StorageError, OSError) as error:
             if pause == POLL_SECONDS:
-                tell(f"the bucket does not answer; trying again: {error}")
+                LineReporter(sys.stderr).info(f"the bucket does not answer; trying again: {error}")
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
@@ -91,7 +109,9 @@ def _open_log(files: RunFiles, snapshot: RecordSnapshot, attempt: int, host: int
     from forerun.cloud.record.host_log import LogReader
 
     option = snapshot.attempts[attempt].option
-    tell(f"--- attempt {attempt}: {option.slice} in {option.zone} ({option.capacity}), host {host}")
+    LineReporter(sys.stderr).info(
+        f"--- attempt {attempt}: {option.slice} in {option.zone} ({option.capacity}), host {host}"
+    )
     return LogReader(files, attempt, host)
 
 

@@ -14,6 +14,7 @@ from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
+from forerun.reporter import Reporter
 
 if TYPE_CHECKING:
     from forerun.cloud.compute.compute_provider import ComputeProvider
@@ -43,7 +44,7 @@ def start_keeper(
     local: JobFiles,
     identity: Path,
     secrets: Mapping[str, str],
-    tell: Callable[[str], None],
+    reporter: Reporter,
     sleep: Callable[[float], None],
 ) -> None:
     """Rent the keeper of a run, send it the job, and wait until it controls the run. Repeating it does no harm.
@@ -78,7 +79,7 @@ def start_keeper(
     request = replace(request, request_id=labels.request_id(run.folder, 0, f"keeper {zone} {run.keeper_at}"))
     settings = KeeperSettings(run, project, name, zone, since=run.keeper_at or 0.0)
     bundle = make_keeper_bundle(run, settings, local, secrets, identity)
-    tell(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
+    reporter.info(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
     until = provider.now() + LIMIT_SECONDS
     problem = "it was not ready"
     delivered = False
@@ -92,10 +93,10 @@ def start_keeper(
                     provider.delete(name, zone)
                 elif status.state is SliceState.READY and not delivered:
                     problem = "it does not answer to ssh"
-                    _deliver(bundle, provider, name, zone, identity, tell)
+                    _deliver(bundle, provider, name, zone, identity, reporter)
                     delivered, problem = True, "it does not control the run"
                 elif delivered and _controls(files, provider.now()):
-                    tell("the keeper controls the run")
+                    reporter.info("the keeper controls the run")
                     return
             except CloudUnavailable as error:
                 problem = str(error)
@@ -119,15 +120,13 @@ def remove_keeper(run: CloudRun, provider: Provider) -> None:
             provider.delete(resource.name, resource.zone)
 
 
-def _deliver(
-    bundle: object, provider: Provider, name: str, zone: str, identity: Path, tell: Callable[[str], None]
-) -> None:
+def _deliver(bundle: object, provider: Provider, name: str, zone: str, identity: Path, reporter: Reporter) -> None:
     from forerun.cloud.ssh.delivery import deliver
 
     hosts, keys = provider.addresses(name, zone), provider.host_keys(name, zone)
     if not hosts or not keys:
         raise CloudUnavailable(f"the address or the host key of {name} is not known yet")
-    deliver(bundle, hosts, keys, identity, tell, limit_seconds=SSH_SECONDS)  # type: ignore[arg-type]
+    deliver(bundle, hosts, keys, identity, reporter, limit_seconds=SSH_SECONDS)  # type: ignore[arg-type]
 
 
 def _controls(files: RunFiles, now: float) -> bool:

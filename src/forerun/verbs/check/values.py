@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from forerun.reporter import Reporter
 
 if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
     from forerun.config.schema import Job
     from forerun.data.corpus import Corpus
+    from forerun.models.decoder_config import DecoderConfig
+    from forerun.models.layer_kinds import LayerShape
     from forerun.program.compiler_options import CompilerOptions
     from forerun.resolve.derive import Derived
     from forerun.resolve.resolved_job import ResolvedJob
@@ -149,14 +153,14 @@ def place_on(name: str, job: Job) -> Place:
 THIS_MACHINE = "this machine"
 
 
-def place_here(job: Job, warn: Callable[[str], None]) -> Place:
+def place_here(job: Job, reporter: Reporter) -> Place:
     """Return the devices of this machine that the job would use."""
     from forerun.hardware.devices import CpuWithoutJax, choose
     from forerun.hardware.slices import slice_count
 
     chosen = choose(job.device, job.devices, CpuWithoutJax())
     if chosen.warning:
-        warn(chosen.warning)
+        reporter.warn(chosen.warning)
     first = chosen.devices[0]
     kind = first.device_kind
     return Place(
@@ -172,7 +176,7 @@ def _prepare_jax(place: Place) -> None:
         ThisMachine().devices("cpu")
 
 
-def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None]) -> Outcome:
+def outcome_of(resolved: ResolvedJob, place: Place, reporter: Reporter) -> Outcome:
     """Do what `train` does before it compiles, and return the values that follow from the job."""
     from forerun.hardware import mesh
     from forerun.program.compiler_options import compiler_options
@@ -182,10 +186,10 @@ def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None])
     slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title, axes.min_slices)
     sizes, where = (axes.data, axes.fsdp, axes.tp), (place.devices, place.title, slices)
     shape = mesh.resolve(*sizes, *where, context=axes.context, expert=axes.expert)
-    corpus = _corpus(resolved, warn)
+    corpus = _corpus(resolved, reporter)
     if corpus is not None:
         for text in corpus.warnings:
-            warn(text)
+            reporter.warn(text)
         resolved = resolved.with_data(corpus)
     name = job_figures.key(resolved, place.platform, place.jax_kind, shape)
     known = job_figures.load_figures(name)
@@ -209,7 +213,7 @@ def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None])
     return Outcome(resolved, place, derived, chunk, kernel, obstacle, options, name, known, held, forms)
 
 
-def _corpus(resolved: ResolvedJob, warn: Callable[[str], None]) -> Corpus | None:
+def _corpus(resolved: ResolvedJob, reporter: Reporter) -> Corpus | None:
     """Open the data if the number of steps depends on it or if it is small. Otherwise check only that its files exist.
 
     Data that this machine cannot see (a bucket, the disk of another machine) is then a warning.
@@ -223,7 +227,7 @@ def _corpus(resolved: ResolvedJob, warn: Callable[[str], None]) -> Corpus | None
         return open_corpus(resolved)
     for part in job.data.parts.values():
         if Address.of(part.path).is_remote or not (glob.has_magic(part.path) or Path(part.path).exists()):
-            warn(f"data.path {part.path} is not on this machine")
+            reporter.warn(f"data.path {part.path} is not on this machine")
             return None
         size_bytes += open_source(part).size_bytes
     return open_corpus(resolved) if size_bytes <= READ_BYTES else None
@@ -282,7 +286,6 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     from forerun.data.reads.cache_size import bucket_cache
     from forerun.methods.description import description
     from forerun.units import Bytes, Count
-    from forerun.verbs.check.model_dimensions import model_dimensions
 
     resolved, place, figures = outcome.resolved, outcome.place, _figures(outcome)
     job, method = resolved.job, description(resolved)
@@ -392,3 +395,31 @@ def _targets(resolved: ResolvedJob) -> tuple[TargetFigures, ...]:
         sizes = f"adapters have {Count(match.trainable)} parameters, their matrices {Count(match.matrices)}"
         found.append(TargetFigures(match.name, layers, f"{sizes} ({100 * match.share:.3g} %)"))
     return tuple(found)
+
+
+def model_dimensions(resolved: ResolvedJob) -> str:
+    """Return layers, width and vocabulary of a job's model as text."""
+    from forerun.models.decoder_config import DecoderConfig
+
+    config = resolved.config
+    if not isinstance(config, DecoderConfig):
+        return f"counted over the specs of {resolved.job.model.name}"
+    shapes = Counter(kind.shape for kind in config.all_kinds)
+    if None in shapes:
+        return f"{config.layers} layers of width {config.embed}, {_layer(config, None)}, vocabulary {config.vocab}"
+    each = ", ".join(f"{count} {shape.name} ({_layer(config, shape)})" for shape, count in shapes.items() if shape)
+    return f"{config.layers} layers of width {config.embed}: {each}; vocabulary {config.vocab}"
+
+
+def _layer(config: DecoderConfig, shape: LayerShape | None) -> str:
+    """Return the dimensions of one layer as text."""
+    mlp = f"mlp {config.size('F', shape)}"
+    if (e := config.experts) is not None:
+        beside = f", and a shared one with {mlp}" if config.has_mlp else ""
+        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token{beside}"
+    if shape is not None and shape.mixer != "attention":
+        return mlp
+    heads, kv_heads = config.size("H", shape), config.size("K", shape)
+    own = shape is None or not shape.shares_keys
+    shared = "" if kv_heads == heads and own else f" on {kv_heads} key/value heads" if own else " on shared keys"
+    return f"{heads} heads of {config.size('D', shape)}{shared}, {mlp}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.config.schema import Job
@@ -14,31 +12,14 @@ from forerun.hub.chat.turn_format import TurnFormat, turn_format
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.registry import family_for
 from forerun.models.families.wrapper import text_of
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.trained_model.chat_form import chat_form, end_ids
+from forerun.verbs.export.result import GgufExport
 from forerun.weights_io import modelfile
 from forerun.weights_io.gguf.architecture import architecture_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES
 from forerun.weights_io.gguf.gguf_file import require_gguf, write_gguf
-
-
-@dataclass(frozen=True)
-class GgufExport:
-    """A GGUF file in the folder of an export.
-
-    Attributes:
-      path: the file.
-      proof: a sentence about the comparison of the file with the folder.
-      notes: differences between llama.cpp and the trained model that the user must know.
-    """
-
-    path: Path
-    proof: str
-    notes: tuple[str, ...]
-
-    def moved(self, folder: Path) -> GgufExport:
-        """Return the same file in another folder."""
-        return replace(self, path=folder / self.path.name)
 
 
 def require_gguf_form(resolved: ResolvedJob, kind: str, merge: bool) -> None:
@@ -69,7 +50,7 @@ def require_gguf_form(resolved: ResolvedJob, kind: str, merge: bool) -> None:
     architecture_of(checkpoint.family if checkpoint is not None else family_for(config), config)
 
 
-def add_gguf(folder: Path, job: Job, kind: str, say: Callable[[str], None]) -> GgufExport:
+def add_gguf(folder: Path, job: Job, kind: str, reporter: Reporter) -> GgufExport:
     """Write the complete model in `folder` as a GGUF file in the same folder."""
     snapshot = Snapshot(str(folder), folder, None)
     tokenizer = checkpoint_tokenizer(snapshot)
@@ -82,7 +63,7 @@ def add_gguf(folder: Path, job: Job, kind: str, say: Callable[[str], None]) -> G
         int(tokenizer.eos),
     )
     path = folder / f"{job.name}-{kind.upper()}.gguf"
-    written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, say=say)
+    written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, reporter=reporter)
     notes = list(written.notes)
     template = None if form is None else turn_format(form.template, form.special)
     if form is None:

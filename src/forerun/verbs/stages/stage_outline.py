@@ -23,8 +23,7 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.chat_form import own_chat_form
-from forerun.verbs.export.rounding import config_without, integer_section
-from forerun.verbs.export.write_model import write_words
+from forerun.verbs.export.write_model import config_without, integer_section, write_words
 from forerun.weights_io import documents
 from forerun.weights_io.packed import section_of
 

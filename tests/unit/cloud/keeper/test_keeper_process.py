@@ -11,6 +11,7 @@ from forerun.cloud.keeper.keeper_process import KeeperDelivery, KeeperSettings, 
 from forerun.cloud.provider import NameTaken, SliceRequest, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 
 PRICES = {"v6e-8": 10.0, "e2-small": 0.5}
 RUN = replace(cloud_run(option()), keeper=True, keeper_usd_per_hour=0.5, keeper_at=START)
@@ -34,7 +35,7 @@ def keep(cloud: SimulatedCloud, provider: SimulatedProvider) -> str:
     assert isinstance(run, CloudRun)
     settings = replace(SETTINGS, run=run)
     elapsed = lambda: cloud.now  # noqa: E731
-    end = run_keeper(settings, providers, delivery, lambda text: None, cloud.advance, cloud.files(), elapsed=elapsed)
+    end = run_keeper(settings, providers, delivery, SILENT, cloud.advance, cloud.files(), elapsed=elapsed)
     return end.reason
 
 

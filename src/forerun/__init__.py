@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forerun.config.schema import Job as Job
     from forerun.data.vocabulary.split_report import TokenizerReport as TokenizerReport
     from forerun.errors import UserError as UserError
-    from forerun.generate.writing import Answer as Answer
+    from forerun.generate.stream import Answer as Answer
     from forerun.verbs.build import TrainingProgram as TrainingProgram
     from forerun.verbs.build import build as build
     from forerun.verbs.cache.cache import TeacherCachePlan as TeacherCachePlan
@@ -86,7 +86,7 @@ _MODULES = {
     "forerun.verbs.cloud_runs": ("cloud_resources", "fetch_run"),
     "forerun.verbs.data": ("DataReport", "compare_ledger", "inspect_data", "tokenize_data", "verify_data"),
     "forerun.data.vocabulary.split_report": ("TokenizerReport",),
-    "forerun.generate.writing": ("Answer",),
+    "forerun.generate.stream": ("Answer",),
     "forerun.verbs.cache.cache": ("TeacherCachePlan", "cache_teacher", "plan_teacher_cache"),
     "forerun.verbs.cache.write_cache": ("TeacherCache",),
     "forerun.verbs.export.export": ("export",),

@@ -52,7 +52,7 @@ def require_one(stages: Sequence[Stage], what: str) -> None:
 
 def print_warnings(resolved: ResolvedJob) -> None:
     """Print what is probably a mistake in the job, apart from what the command writes to stdout."""
-    from forerun.methods.job_warnings import warnings_of
+    from forerun.methods.job_notes import warnings_of
 
     for text in warnings_of(resolved):
         print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -238,7 +238,7 @@ def test_a_conversation(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyP
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    from forerun.generate.writing import TextGeneration
+    from forerun.generate.stream import TextGeneration
 
     whole = TextGeneration.__iter__
 

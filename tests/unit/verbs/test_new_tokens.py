@@ -19,7 +19,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.nn.weights.extended import Extended
+from forerun.nn.weights.dense import Extended
 from forerun.program.build import program_of
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.job_tokenizer import tokenizer_of

@@ -54,7 +54,7 @@ LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
 DUMP_FLAGS = "--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
 
-Phase = Callable[[str], None]
+OnPhase = Callable[[str], None]
 
 
 class Stopped(Exception):
@@ -65,7 +65,7 @@ class CompilerFailure(RuntimeError):
     """The compiler, or the program that forerun built for it, has a bug. Changing the job does not fix it."""
 
 
-def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> FitResult:
+def ask(question: CompileRequest, stop: threading.Event, on_phase: OnPhase) -> FitResult:
     """Compile a request in a child process, and block until the compiler has decided whether the program fits.
 
     Args:
@@ -101,7 +101,7 @@ def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> Fit
 
 
 def verdict(
-    question: CompileRequest, stop: threading.Event | None = None, on_phase: Phase = lambda phase: None
+    question: CompileRequest, stop: threading.Event | None = None, on_phase: OnPhase = lambda phase: None
 ) -> FitResult:
     """Compile a request like `ask`, or both programs of a request with `unroll: auto`, and return the better one."""
     if is_open(question):
@@ -162,7 +162,7 @@ def _environment(question: CompileRequest, folder: Path) -> dict[str, str]:
 
 
 def _watch(
-    child: ForkedWorker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
+    child: ForkedWorker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: OnPhase
 ) -> FitResult:
     """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
     phase = ""

@@ -128,7 +128,7 @@ def check_loaded(loaded: LoadedJob, on: str | None = None, base: ModelOutline | 
 
     `base` is the outline of the model, if a stage before has not written it yet.
     """
-    from forerun.methods.job_warnings import warnings_of
+    from forerun.methods.job_notes import warnings_of
     from forerun.resolve.resolve_model import resolve_model
 
     reporter = LineReporter(sys.stderr)  # stdout has the result only

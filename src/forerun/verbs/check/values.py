@@ -256,7 +256,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     from dataclasses import fields, is_dataclass
 
     from forerun.config import keys
-    from forerun.resolve.adapter_base import derived_base
+    from forerun.resolve.resolve_model import derived_base
 
     derived, resolved = outcome.derived, outcome.resolved
     found: Applied = {
@@ -284,7 +284,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 def derived_rows(outcome: Outcome) -> list[Row]:
     """Return the rows of the values that follow from the job on its devices."""
     from forerun.data.reads.cache_size import bucket_cache
-    from forerun.methods.description import description
+    from forerun.methods.job_notes import description
     from forerun.units import Bytes, Count
 
     resolved, place, figures = outcome.resolved, outcome.place, _figures(outcome)
@@ -348,8 +348,8 @@ def _figures(outcome: Outcome) -> JobFigures:
 
 def _optimizer_figures(resolved: ResolvedJob) -> OptimizerFigures:
     from forerun.methods.method import run_specs
-    from forerun.methods.parameter_groups import group_numbers
-    from forerun.program.sizes import resting
+    from forerun.methods.optimizer_parameters import group_numbers
+    from forerun.program.state import resting
     from forerun.verbs.check.job_figures import OptimizerFigures
 
     sizes, groups = resting(resolved), resolved.job.optimizer.groups

@@ -16,7 +16,7 @@ from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.trained_model.chat_form import chat_form, end_ids
 from forerun.verbs.export.result import GgufExport
-from forerun.weights_io import modelfile
+from forerun.weights_io import serving
 from forerun.weights_io.gguf.architecture import architecture_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES
 from forerun.weights_io.gguf.gguf_file import require_gguf, write_gguf
@@ -76,7 +76,7 @@ def add_gguf(folder: Path, job: Job, kind: str, reporter: Reporter) -> GgufExpor
     if template is not None:
         template = _without_bos(template, written.bos, notes)
     stops = list(dict.fromkeys([*_texts(snapshot, ends), *(() if form is None else form.end.stop)]))
-    atomic_write(folder / modelfile.NAME, modelfile.modelfile(path.name, template, stops, generation))
+    atomic_write(folder / serving.MODELFILE, serving.modelfile(path.name, template, stops, generation))
     return GgufExport(path, written.proof, tuple(notes))
 
 

@@ -93,7 +93,7 @@ class Export:
 
     def _usage(self) -> list[str]:
         """Return lines about the libraries that load the model."""
-        from forerun.weights_io.vllm import checklist, serve_command
+        from forerun.weights_io.serving import checklist, serve_command
 
         if self.is_custom:
             return [f"forerun generate {self.folder} PROMPT --code FOLDER, with the folder of the class's module"]

@@ -12,21 +12,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
 from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
-from forerun.methods.kept import kept_rounding
 from forerun.methods.method import run_specs
+from forerun.methods.qat import kept_rounding
 from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
 from forerun.models.keys import leaves_of
 from forerun.models.pretrained import read_snapshot
+from forerun.models.quantization_config import QUANTIZATION
 from forerun.models.registry import model_for
-from forerun.models.rounding import QUANTIZATION
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter
@@ -46,11 +46,10 @@ from forerun.verbs.export.result import Export, ExportForm
 from forerun.weights_io import documents
 from forerun.weights_io.adapter import adapters_of, new_rows_of
 from forerun.weights_io.match import Stacked, matches
-from forerun.weights_io.other_tensors import first_difference, open_others
 from forerun.weights_io.packed import float_dtypes, opened_snapshot, section_of, write_packed, write_scales
 from forerun.weights_io.read import read_params
 from forerun.weights_io.scales import rounded_weights
-from forerun.weights_io.write import write_params
+from forerun.weights_io.write import first_difference, open_others, write_params
 
 INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -10,13 +10,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.errors import UserError
+from forerun.generate.engine import Engine, Settings
+from forerun.generate.stream import Answer as Answer
+from forerun.generate.stream import TextGeneration
 from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.units import Count as TokenCount
 from forerun.verbs.option_types import Count, Folder, Texts, Value, comma_list, count, mesh_sizes
 
 if TYPE_CHECKING:
     from forerun.generate.engine import Engine, Settings
-    from forerun.generate.writing import Answer, TextGeneration
+    from forerun.generate.stream import Answer, TextGeneration
     from forerun.trained_model.load_model import LoadedModel
 
 Message = Mapping[str, Any]
@@ -277,7 +280,7 @@ class LanguageModel:
         first_row: int = 0,
     ) -> TextGeneration:
         """Return the answers to several prompts as an iterator over (row, piece of text). See `TextGeneration`."""
-        from forerun.generate.writing import TextGeneration
+        from forerun.generate.stream import TextGeneration
 
         decode = self._loaded.tokenizer.decode
         return TextGeneration(self.engine, prompts, settings, decode, stop, row_stops=row_stops, first_row=first_row)

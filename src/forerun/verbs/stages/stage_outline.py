@@ -17,7 +17,7 @@ from forerun.config.stages import Stage, run_path
 from forerun.data.source.identity import cache_folder
 from forerun.methods.method import run_specs
 from forerun.models.model_facts import ModelOutline
-from forerun.models.rounding import QUANTIZATION, RECORD
+from forerun.models.quantization_config import QUANTIZATION, RECORD
 from forerun.resolve.job_tokenizer import tokenizer_of
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob

@@ -11,7 +11,7 @@ from forerun.errors import UserError
 from forerun.verbs.option_types import Folder, Value
 
 
-@options_of("forerun.verbs.tokenizer.tokenizer:train_tokenizer", omit=("data",))
+@options_of("forerun.verbs.tokenizer:train_tokenizer", omit=("data",))
 def tokenizer(
     action: Annotated[Literal["train", "show"], Value("ACTION")],
     texts: Annotated[Sequence[str], Value("TEXTS")],
@@ -27,7 +27,8 @@ def tokenizer(
     """
     if action == "show":
         return _show(texts, {"to": to, **options} if to else options)
-    from forerun.verbs.tokenizer.tokenizer import train_tokenizer
+
+    from forerun.verbs.tokenizer import train_tokenizer
 
     if to is None:
         raise UserError(
@@ -41,14 +42,12 @@ def tokenizer(
     trained = train_tokenizer(texts, to, **options)
     for text in trained.warnings:
         print(f"warning: {text}", file=sys.stderr)
-    print("\n".join(trained.report.lines()))
-    print(f"done: {trained.folder}  {trained.vocabulary:,} tokens  {trained.sha256[:16]}")
-    print(f"      job: data.tokenizer={trained.folder}; transformers: AutoTokenizer.from_pretrained({str(to)!r})")
+    print(trained)
     return 0
 
 
 def _show(texts: Sequence[str], options: dict[str, Any]) -> int:
-    from forerun.verbs.tokenizer.tokenizer import inspect_tokenizer
+    from forerun.verbs.tokenizer import inspect_tokenizer
 
     name, *data = texts
     if not data:

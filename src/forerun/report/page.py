@@ -13,11 +13,10 @@ from typing import Any
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
-from forerun.pages.chart_ticks import time_text
-from forerun.pages.line_chart import Curve, LineChart, Mark, line_chart
+from forerun.pages.line_chart import Curve, LineChart, Mark, line_chart, time_text
 from forerun.pages.render import render
 from forerun.pages.svg import Segment, stacked_bar
-from forerun.report.job_differences import differences_from_defaults
+from forerun.report.differences import differences_from_defaults
 from forerun.report.run_facts import RunFacts, StepCost, run_facts, start_seconds
 from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord, record_of

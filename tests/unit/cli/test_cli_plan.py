@@ -45,7 +45,7 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr("forerun.verbs.plan.slice_compiler.answers", made.answers)
+    monkeypatch.setattr("forerun.verbs.slice_compiler.answers", made.answers)
     return made
 
 
@@ -201,7 +201,7 @@ def test_a_slice_on_which_the_program_cannot_be_built_has_a_row(
             raise UserError("E-PLAN-999", "v3-8: no such kernel", why="v3 lacks it", fix="attention=xla")
         return made.verdict(question)
 
-    monkeypatch.setattr("forerun.verbs.plan.slice_compiler.cached_fit_result", judge)
+    monkeypatch.setattr("forerun.verbs.slice_compiler.cached_fit_result", judge)
     page = tmp_path / "plan.html"
     assert main(["plan", job, "--on", "v3-8,v6e-1", "--json", "--html", str(page)]) == 0
     rows = {row["slice"]: row for row in json.loads(capsys.readouterr().out)["slices"]}
@@ -229,7 +229,7 @@ def test_trace_of_the_slice(
         asked.append(question.slice.name)
         return SimpleNamespace(module=module)
 
-    monkeypatch.setattr("forerun.verbs.plan.slice_compiler.verdict", compiled)
+    monkeypatch.setattr("forerun.verbs.slice_compiler.verdict", compiled)
     file = tmp_path / "step.json"
     assert main(["plan", job, "--on", "v6e-1", "--trace", str(file)]) == 0
     assert asked == ["v6e-1"]

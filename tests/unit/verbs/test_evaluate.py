@@ -21,7 +21,7 @@ from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
 from forerun.program.build import make_mesh
 from forerun.trained_model.load_model import LoadedModel
-from forerun.verbs.language_model.evaluate import evaluate_text, language_of, longest_context, opening_of, writer_of
+from forerun.verbs.evaluate import evaluate_text, language_of, longest_context, opening_of, writer_of
 
 MODEL = Decoder(DecoderConfig(1, 16, 2, 1, 8, 24, 272))
 CONTEXT = 20

@@ -16,7 +16,7 @@ from recorded_cloud import ListedProvider
 from rich.console import Console
 from simulated_cloud import SimulatedCloud, SimulatedSlice
 
-from forerun.cli.cloud import down
+from forerun.cli.cloud import end_runs as down
 from forerun.cli.cloud.ps import table
 from forerun.cli.main import main
 from forerun.cloud import labels

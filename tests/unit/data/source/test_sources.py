@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from forerun.config import addresses
 from forerun.config.schema import Data
+from forerun.data.source.hub import Dataset
 from forerun.data.source.kinds import KINDS
 from forerun.data.source.rows import BadRow
 from forerun.data.source.sources import Source, open_source
@@ -266,11 +267,11 @@ def test_a_dataset_by_name_is_its_files_on_this_machine(tmp_path: Path, monkeypa
     (tmp_path / "a.jsonl").write_bytes(as_jsonl(["a"]))
     asked: list[str] = []
 
-    def dataset_files(place: str, enough: object) -> list[Path]:
+    def dataset(place: str, enough: object) -> Dataset:
         assert enough is None
         asked.append(place)
-        return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+        return Dataset((tmp_path / "a.jsonl", tmp_path / "b.jsonl"), "commit")
 
-    monkeypatch.setattr("forerun.data.source.files.dataset_files", dataset_files)
+    monkeypatch.setattr("forerun.data.source.files.dataset", dataset)
     assert texts_of("hf://datasets/owner/name") == ["a", "b"]
     assert asked == ["hf://datasets/owner/name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from forerun.installation import install_command
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import parse
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.time.step_time import StepTime
 from forerun.units import GIB, Bytes, Seconds
 
@@ -224,9 +225,9 @@ def test_trace_of_the_slice(
     module = parse(text + f"  ROOT %x = {part} negate(%a)\n}}\n")
     asked: list[str] = []
 
-    def compiled(question: CompileRequest, keep: Any) -> None:
+    def compiled(question: CompileRequest) -> Any:
         asked.append(question.slice.name)
-        keep(module)
+        return SimpleNamespace(module=module)
 
     monkeypatch.setattr("forerun.verbs.slice_compiler.verdict", compiled)
     file = tmp_path / "step.json"

@@ -8,7 +8,7 @@ import pytest
 from hybrid_specs import NAMES, E, F, H, specs, stacks
 
 from forerun.config.load import load
-from forerun.config.methods.training_method import Lora
+from forerun.config.training_method import Lora
 from forerun.methods.lora import LoraTransform
 from forerun.methods.target_matches import TargetCoverage, TargetMatch, layer_numbers, target_coverage
 from forerun.verbs.check.check import check_loaded

@@ -10,7 +10,7 @@ import pytest
 from error_assertions import raises_error
 from safetensors.numpy import save_file
 
-from forerun.config.methods.qat import Qat
+from forerun.config.training_method import Qat
 from forerun.hub.safetensors import open_weights
 from forerun.methods.qat import QatTransform
 from forerun.models.decoder_config import Gpt2Config

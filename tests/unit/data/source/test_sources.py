@@ -14,7 +14,7 @@ import pytest
 from error_assertions import raises_error
 from pydantic import ValidationError
 
-from forerun.config import protocols
+from forerun.config import addresses
 from forerun.config.schema import Data
 from forerun.data.source.hub import Dataset
 from forerun.data.source.kinds import KINDS
@@ -234,7 +234,7 @@ def test_a_missing_library_is_told_with_its_extra(
 
 
 def test_an_address_is_read_through_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "DATA_PROTOCOLS", (*protocols.DATA_PROTOCOLS, "memory"))
+    monkeypatch.setattr(addresses, "DATA_PROTOCOLS", (*addresses.DATA_PROTOCOLS, "memory"))
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (the data extra)")
     store = fsspec.filesystem("memory")
     store.pipe({"/sources/b.jsonl.gz": gzip.compress(as_jsonl(["b"])), "/sources/a.jsonl": as_jsonl(["a"])})

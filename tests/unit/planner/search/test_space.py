@@ -236,11 +236,11 @@ def test_globs() -> None:
     ]
     assert {one.platform for one in slices_like("*-8")} == {"tpu", "gpu"}
     assert [one.name for one in slices_like("H100-8x2,v6e-[14]")] == ["h100-8x2", "v6e-1", "v6e-4"]
-    with pytest.raises(UserError, match="E-PLAN-003"):
+    with raises_error("E-PLAN-003"):
         slices_like("v9*")
-    with pytest.raises(UserError, match="E-HARDWARE-019"):
+    with raises_error("E-HARDWARE-019"):
         slices_like("v5e-7")
-    with pytest.raises(UserError, match="E-HARDWARE-020"):
+    with raises_error("E-HARDWARE-020"):
         slices_like("h100-3")
 
 

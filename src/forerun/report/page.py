@@ -207,10 +207,11 @@ def prediction_rows(cost: StepCost) -> list[Row]:
     predicted, measured = cost.predicted_seconds, cost.measured_seconds
     off = f"{100 * (measured / predicted - 1):+.1f} %" if predicted and measured else None
     usd = [cost.all_steps_usd(seconds) for seconds in (predicted, measured)]
+    not_predicted = "not predicted for CPU" if cost.reason.endswith("CPU") else "not predicted"
     return [
         {
             "": "step time",
-            "predicted": str(Seconds(predicted)) if predicted else f"not predicted{_because(cost)}",
+            "predicted": str(Seconds(predicted)) if predicted else not_predicted,
             "measured": str(Seconds(measured)) if measured else None,
             "measured against predicted": off,
         },
@@ -221,10 +222,6 @@ def prediction_rows(cost: StepCost) -> list[Row]:
             "measured against predicted": off if usd[0] is not None and usd[1] is not None else None,
         },
     ]
-
-
-def _because(cost: StepCost) -> str:
-    return " for CPU" if cost.reason.endswith("CPU") else ""
 
 
 def price_note(cost: StepCost) -> str:
@@ -350,11 +347,8 @@ def timeline(record: RunRecord, facts: RunFacts) -> LineChart | None:
     def reached(step: int) -> float:
         return points[min(bisect_left(steps, step), len(points) - 1)][0]
 
-    marks = []
-    for step, seconds in facts.restarts:
-        # Runs of older versions did not record when they were resumed: the next step is the nearest time.
-        marks.append(Mark(reached(step + 1) if seconds is None else seconds, "restart", f"resumed at step {step:,}"))
-    for step, why in sorted(record.skips.items()):
-        seconds = reached(step)
-        marks.append(Mark(seconds, "skip", f"skipped step {step:,}: {why}"))
+    marks = [Mark(seconds, "restart", f"resumed at step {step:,}") for step, seconds in facts.restarts]
+    marks += [
+        Mark(reached(step), "skip", f"skipped step {step:,}: {why}") for step, why in sorted(record.skips.items())
+    ]
     return line_chart("Step", [Curve("step", points)], kind="step", x_kind="time", marks=marks, from_zero=True)

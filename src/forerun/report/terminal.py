@@ -51,10 +51,7 @@ def print_report(console: Console, record: RunRecord, facts: RunFacts) -> None:
     _print_table(console, "Curves", rows, ("dim", "cyan", ">", "dim"))
 
     # ---- Restarts and skipped steps ----
-    lines = [
-        f"resumed at step {step:,}" + (f", {Seconds(seconds)} after the start" if seconds is not None else "")
-        for step, seconds in facts.restarts
-    ]
+    lines = [f"resumed at step {step:,}, {Seconds(seconds)} after the start" for step, seconds in facts.restarts]
     skips = sorted(record.skips.items())
     lines += [f"skipped step {step:,}: {why}" for step, why in skips[:MAX_SKIPS]]
     if len(skips) > MAX_SKIPS:

@@ -254,7 +254,7 @@ class SaveSchedule:
         if self._job.checkpoint.every != "auto":
             self._judge(step, step_seconds)
             return
-        every = from_first(f"forerun/saves/{step}", self._decide(step_seconds))
+        every = from_first(f"forerun/saves/{step}", rounded(best_interval(self._last, step_seconds, **self._times())))
         if self._every is None or not 0.5 < every / self._every < 2:
             self._report(step, every, step_seconds)
         self._next = self._saved + every
@@ -264,9 +264,6 @@ class SaveSchedule:
 
     def _times(self) -> dict[str, float]:
         return {"pause_seconds": self._pause, "write_seconds": self._write, "between_seconds": BETWEEN_SECONDS}
-
-    def _decide(self, step_seconds: float) -> int:
-        return rounded(best_interval(self._last, step_seconds, **self._times()))
 
     def _on_evaluation(self, step: float) -> int:
         """Return `step`, rounded up to the next evaluation if the best checkpoints are kept."""

@@ -81,15 +81,11 @@ class DeviceProfile:
 
 def device_profiles(file: Path) -> list[DeviceProfile]:
     """Return the profile of each device that has operations in a recording."""
-    return _profiles(ProfileData.from_file(str(file)))
-
-
-def _profiles(data: Any) -> list[DeviceProfile]:
-    planes = list(data.planes)
+    planes = list(ProfileData.from_file(str(file)).planes)
     devices = [_device(plane) for plane in planes if DEVICE_PLANE.fullmatch(plane.name)]
-    found = [one for one in devices if one is not None]
-    if found:
-        return found
+    profiles = [profile for profile in devices if profile is not None]
+    if profiles:
+        return profiles
     return [one for plane in planes if plane.name == HOST_PLANE for one in _host_devices(plane)]
 
 

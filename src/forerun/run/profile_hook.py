@@ -78,11 +78,6 @@ class Recording:
         return set((self.folder / PLUGIN).glob("*"))
 
 
-def device_files(session: Path) -> list[Path]:
-    """Return the recordings in the folder that `Recording.stop` returned: one for each host that writes there."""
-    return sorted(session.glob("*.xplane.pb"))
-
-
 class ProfileHook(Hook):
     """Records the steps of a range. It is the first hook of a run.
 
@@ -189,7 +184,8 @@ def profiling(
 
 def summary_of_session(session: Path, steps: StepRange) -> tuple[ProfileSummary | None, str]:
     """Return the summary of a recording, and its text. None if the recording has no operations of a device."""
-    profiles = [profile for found in device_files(session) for profile in device_profiles(found)]
+    # Each host that writes to the folder has a file.
+    profiles = [profile for file in sorted(session.glob("*.xplane.pb")) for profile in device_profiles(file)]
     summary = summary_of(profiles, steps.count) if profiles else None
     title = f"profile of {steps}"
     text = summary.text(title) if summary else f"{title}: the recording has no operations of a device\n"

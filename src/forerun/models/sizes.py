@@ -90,6 +90,7 @@ def _gemma4_26b() -> DecoderConfig:
 _MIXTRAL_EXPERTS = ExpertConfig(count=8, top=2, mlp=14_336, balance_loss=0.02)
 _QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
 
+_QWEN3_5_35B = _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS)
 # v0.1, the one with the sliding window
 _MISTRAL_7B = DecoderConfig(32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, window=4096, norm_eps=1e-5)
 _MIXTRAL_8X7B = DecoderConfig(
@@ -110,10 +111,7 @@ _PUBLISHED: dict[str, tuple[str, DecoderConfig]] = {
     "qwen3.5-4b": ("Qwen/Qwen3.5-4B", _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True)),
     "qwen3.5-9b": ("Qwen/Qwen3.5-9B", _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False)),
     "qwen3.5-27b": ("Qwen/Qwen3.5-27B", _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False)),
-    "qwen3.5-35b-a3b": (
-        "Qwen/Qwen3.5-35B-A3B-Base",
-        _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS),
-    ),
+    "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B-Base", _QWEN3_5_35B),
     "llama3.2-1b": ("meta-llama/Llama-3.2-1B", _llama3(16, 2048, 32, 8192, tied=True, factor=32.0)),
     "llama3.2-3b": ("meta-llama/Llama-3.2-3B", _llama3(28, 3072, 24, 8192, tied=True, factor=32.0)),
     "llama3.1-8b": ("meta-llama/Llama-3.1-8B", _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0)),

@@ -45,6 +45,7 @@ class CompilerOptions:
 _GATHER_EARLY = "weights are gathered while matmuls that do not need them run"
 _NO_WINDOWS = "complete matmuls after a gather are faster than matmuls in steps that wait for their transfers"
 _SPARSE_CORES = "sparse cores move data while the matrix units compute; their speed is assumed, not measured"
+_LARGE_BLOCKS = Option("xla_tpu_scoped_vmem_limit_kib", "98304", "larger blocks of matmuls fit the memory")
 _WITHOUT_WINDOWS = (
     Option("xla_tpu_enable_windowed_einsum_for_all_gather", "false", _NO_WINDOWS),
     Option("xla_tpu_enable_windowed_einsum_for_reduce_scatter", "false", _NO_WINDOWS),
@@ -73,10 +74,7 @@ _TPU: dict[str, tuple[tuple[Callable[[MeshShape], bool], tuple[Option, ...]], ..
         (lambda mesh: mesh.tp > 1, _WITHOUT_WINDOWS),
     ),
     "TPU v6 lite": (
-        (
-            lambda mesh: True,
-            (Option("xla_tpu_scoped_vmem_limit_kib", "98304", "larger blocks of matmuls fit the memory"),),
-        ),
+        (lambda mesh: True, (_LARGE_BLOCKS,)),
         (lambda mesh: mesh.devices > 1, _WITHOUT_WINDOWS + _ON_SPARSE_CORES),
     ),
 }

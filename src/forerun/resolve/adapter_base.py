@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from forerun.config.methods.training_method import Lora
-from forerun.models.model_facts import ModelFacts
-from forerun.models.pretrained import Pretrained
+from forerun.models.model_facts import ModelFacts, Pretrained
 
 
 class AdapterBase(NamedTuple):

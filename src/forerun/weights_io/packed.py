@@ -23,7 +23,7 @@ from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Family
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Tensor, entries, path_text
-from forerun.models.pretrained import Pretrained
+from forerun.models.model_facts import Pretrained
 from forerun.models.quantization_config import (
     BYTES,
     PACKED,

@@ -17,9 +17,8 @@ from forerun.hub.safetensors import Selection, Weights, equal_bytes, numpy_dtype
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Piece, Tensor, entries, path_text, unused_names
-from forerun.models.pretrained import read_snapshot
+from forerun.models.model_facts import model_for, read_snapshot
 from forerun.models.quantization_config import QUANTIZATION, float8_in
-from forerun.models.registry import model_for
 from forerun.nn.spec import Tree
 from forerun.weights_io.leaves import Copier, Pair, on_cpu, placing_of
 from forerun.weights_io.low_precision import Dequantized

@@ -17,7 +17,7 @@ from forerun.errors import UserError
 from forerun.hub.safetensors import open_weights
 from forerun.hub.snapshot import snapshot
 from forerun.methods.job_notes import warnings_of
-from forerun.models.pretrained import pretrained
+from forerun.models.model_facts import pretrained
 from forerun.models.quantization_config import Float8, float8_in
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io import low_precision
@@ -131,7 +131,7 @@ def test_a_job_starts_from_it_and_the_export_is_bfloat16(tmp_path: Path) -> None
     assert found.float8 == Float8(None)
     (warning,) = warnings_of(ResolvedJob(job))
     assert "FP8" in warning
-    from forerun.models.registry import model_for
+    from forerun.models.model_facts import model_for
 
     dtypes = float_dtypes(found.snapshot, found.family.table, model_for(found.config))
     assert set(dtypes.values()) == {"BF16"}

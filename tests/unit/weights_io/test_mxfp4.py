@@ -16,9 +16,8 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.snapshot import snapshot
 from forerun.methods.job_notes import warnings_of
-from forerun.models.pretrained import pretrained
+from forerun.models.model_facts import model_for, pretrained
 from forerun.models.quantization_config import is_mxfp4
-from forerun.models.registry import model_for
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
 

@@ -24,9 +24,8 @@ from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
 from forerun.models.keys import leaves_of
-from forerun.models.pretrained import read_snapshot
+from forerun.models.model_facts import model_for, read_snapshot
 from forerun.models.quantization_config import QUANTIZATION
-from forerun.models.registry import model_for
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter

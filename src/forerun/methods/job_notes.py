@@ -120,9 +120,9 @@ def description(resolved: ResolvedJob) -> dict[str, str]:
     if job.lora is not None:
         kind = "DoRA adapters" if job.lora.dora else "adapters"
         start = f", they start from {job.lora.start}" if job.lora.start else ""
-        rest = "" if job.qat is not None else f" in {job.lora.base or job.lora.resting}"
+        form = "" if job.qat is not None else f" in {job.lora.base or job.lora.resting}"
         targets = _target_names(job.lora.targets)
-        phrases["lora"] = f"{kind} of rank {job.lora.rank} on {targets}{start}; the model is frozen{rest}"
+        phrases["lora"] = f"{kind} of rank {job.lora.rank} on {targets}{start}; the model is frozen{form}"
     if job.qat is not None:
         group = f"groups of {job.qat.group}" if job.qat.group else "one group per output"
         inputs = f", inputs as {job.qat.activations}" if job.qat.activations else ""

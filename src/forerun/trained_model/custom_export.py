@@ -11,7 +11,7 @@ from forerun.errors import UserError
 from forerun.hub import names
 from forerun.hub.snapshot import CONFIG_NAME, Snapshot, snapshot
 from forerun.models.families.registry import CUSTOM_MODEL
-from forerun.weights_io.tree import read_tree
+from forerun.weights_io.read import read_tree
 
 SECTION = "forerun"  # the key in config.json with the class, its options and its files
 

@@ -125,6 +125,24 @@ def write_params(
         return shards.finish()
 
 
+def write_tree(folder: Path, params: Tree, dtype: str) -> list[Path]:
+    """Write all parameters of a custom model in `dtype`, and return the paths of the files.
+
+    A tensor has the path of its parameter in `specs()` as its name.
+    """
+    leaves = {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    planned = [Planned(name, tensor_dtype(dtype, name), leaf.shape) for name, leaf in leaves.items()]
+
+    def written(tensor: Planned) -> NDArray[Any]:
+        value = np.asarray(leaves[tensor.name]).astype(numpy_dtype(tensor.dtype), order="C")
+        require_float16(tensor, value)
+        return value
+
+    with Shards(folder, shards_of(planned, SHARD_BYTES)) as shards:
+        shards.write(written)
+        return shards.finish()
+
+
 def value_of(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], copier: Copier) -> NDArray[Any]:
     """Return a tensor in the layout of its file, assembled from the leaves."""
     value = np.empty(entry.shape, numpy_dtype(tensor.dtype))

@@ -21,7 +21,7 @@ from forerun.models.quantization_config import is_mxfp4
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
 
-CONFIG: dict[str, Any] = {
+MXFP4_CONFIG: dict[str, Any] = {
     "model_type": "gpt_oss",
     "vocab_size": 64,
     "hidden_size": 64,
@@ -65,7 +65,7 @@ def checkpoint(folder: Path) -> Path:
         tensors[f"{EXPERTS}{name}_scales"] = rng.integers(0, 255, groups).astype(np.uint8)
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SECTION}))
+    (folder / "config.json").write_text(json.dumps(MXFP4_CONFIG | {"quantization_config": SECTION}))
     return folder
 
 

@@ -15,8 +15,7 @@ from error_assertions import raises_error
 from safetensors.numpy import load_file
 from test_equalities import ONE, assert_near, built, packed, run
 
-from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import Reader, newest_step
 from forerun.config.load import load
 from forerun.config.methods.qat import Qat
 from forerun.config.methods.training_method import Lora

@@ -16,7 +16,7 @@ from lora_reference import checkpoint, job_in, rounded, torch_logits, torch_mode
 from test_experts import BATCH, EXPERTS, MODEL, loss
 from test_lora_steps import IDS, our_logits
 
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import newest_step
 from forerun.config.methods.training_method import Lora
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.lora import LoraTransform

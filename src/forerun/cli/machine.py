@@ -15,7 +15,7 @@ def explain(code: Annotated[str, Value("CODE", is_positional=True)] | None = Non
     Args:
       code: error code such as E-DATA-017 (default: list all codes)
     """
-    from forerun.error_catalog import codes, raise_site
+    from forerun.error_catalog import codes, what_of
     from forerun.verbs.machine import explain as explain_code
 
     if code is not None:
@@ -23,7 +23,7 @@ def explain(code: Annotated[str, Value("CODE", is_positional=True)] | None = Non
         return 0
     for name in codes():
         # Flush, because reading all files takes about 2 s.
-        print(f"{name:<18}{raise_site(name).what()[0].splitlines()[0]}", flush=True)
+        print(f"{name:<18}{what_of(name).splitlines()[0]}", flush=True)
     return 0
 
 

@@ -129,7 +129,7 @@ class TrainCommand:
 
     def require_run_in_place(self, loaded: LoadedJob) -> None:
         """Raise if the run would start over because its folder was moved. On a terminal, ask first."""
-        from forerun.run_folder.moved_run import require_run_in_place
+        from forerun.run_folder.open_folder import require_run_in_place
 
         if not self.fresh:
             is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

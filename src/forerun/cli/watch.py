@@ -54,7 +54,7 @@ def watch(
         if end.is_set():
             return INTERRUPTED
         if web:
-            from forerun.watch.web.server import serve
+            from forerun.watch.web_server import serve
 
             serve(reader, port or 0, end, LineReporter(sys.stdout))
         elif sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):

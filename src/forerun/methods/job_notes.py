@@ -11,7 +11,7 @@ from forerun.config.methods.targets import ALL_LINEAR
 from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
 from forerun.data.reads.cache_size import bucket_cache
 from forerun.errors import UserError
-from forerun.resolve.adapter_base import default_base, dequantized_form
+from forerun.resolve.resolve_model import default_base, dequantized_form
 from forerun.resolve.resolved_job import ResolvedJob
 
 HIGHEST_LR = 0.1

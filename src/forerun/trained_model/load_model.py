@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from forerun.checkpoint.weights import newest_step, restore_weights
+from forerun.checkpoint.reader import Reader, newest_step
 from forerun.config import schema
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
@@ -226,12 +226,12 @@ def saved_params(folder: RunFolder, step: int, resolved: ResolvedJob, mesh: Mesh
     If the run has a moving average of the weights, it replaces them.
     """
     job, specs = resolved.job, run_specs(resolved)
-    checkpoints = folder.checkpoints(job)
+    reader = Reader(folder.checkpoints(job))
     like = abstract_params(specs, mesh)
-    params = restore_weights(checkpoints, step, spec.split(like, spec.map_specs(lambda s: s.saved, specs))[0])
+    params = reader.restore(step, spec.split(like, spec.map_specs(lambda s: s.saved, specs))[0], part="params")
     if job.optimizer.ema is not None:
         learning = spec.split(like, spec.map_specs(lambda s: s.trainable, specs))[0]
-        params = spec.merge(restore_weights(checkpoints, step, learning, part="average"), params)
+        params = spec.merge(reader.restore(step, learning, part="average"), params)
     return method_of(resolved, chunk=1).objective.own(params)
 
 

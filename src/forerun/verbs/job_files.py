@@ -64,7 +64,7 @@ def open_stages(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 def find_classes(loaded: LoadedJob) -> None:
     """Make the classes next to the file of a job importable."""
     from forerun.models.plugin import use_job_folder
-    from forerun.run_folder.own_classes import class_names
+    from forerun.run_folder.model_code import class_names
 
     folder = loaded.path.parent.resolve()
     if names := class_names(loaded.job).values():
@@ -97,7 +97,7 @@ def _only_folder(job: Job) -> Path | None:
     Raises:
       UserError: Job files of different folders name the class, so that the wrong one could be trained.
     """
-    from forerun.run_folder.own_classes import class_names
+    from forerun.run_folder.model_code import class_names
 
     named = {name: _folders_of_class.get(name, set()) for name in class_names(job).values()}
     folders = sorted(set().union(*named.values()))

@@ -21,8 +21,8 @@ def diagnose() -> list[Finding]:
     Returns:
       A finding for each check, with `name`, `status` (ok, warn or FAIL), `found` and `fix`.
     """
+    from forerun.doctor.checks import CHECKS
     from forerun.doctor.machine import Machine
-    from forerun.doctor.report import CHECKS
 
     machine = Machine.here()
     return [check(machine) for check in CHECKS]
@@ -74,7 +74,7 @@ def explain(code: str) -> ErrorEntry:
     Raises:
       UserError: There is no such code.
     """
-    from forerun.error_catalog import code_of, codes, raise_site
+    from forerun.error_catalog import code_of, codes, entry_of
 
     all_codes, name = codes(), code_of(code)
     if name not in all_codes:
@@ -85,4 +85,4 @@ def explain(code: str) -> ErrorEntry:
             why=f"forerun has {len(all_codes)} codes, such as {all_codes[0]}",
             fix=f"did you mean {near}?" if near else "forerun explain lists all codes",
         )
-    return raise_site(name).entry()
+    return entry_of(name)

@@ -67,8 +67,8 @@ class Run:
         return export(self.folder, to, **options)
 
     def _repr_html_(self) -> str:
-        from forerun.pages.loss_curve import loss_curve
         from forerun.pages.render import render
+        from forerun.pages.svg import loss_curve
 
         rows = [row for row in self.metrics if isinstance(row.get("loss"), float)]
         validation = [(row["step"], row["validation_loss"]) for row in self.metrics if row.get("validation_loss")]
@@ -111,7 +111,7 @@ def train(
       UserError: The job has a mistake, the data cannot be read, or another process trains this run.
     """
     from forerun.config.schema import Job
-    from forerun.run_folder.moved_run import require_run_in_place
+    from forerun.run_folder.open_folder import require_run_in_place
 
     job_file, job = None if isinstance(job, Job) else Path(job), prepared(job)
     if not fresh:

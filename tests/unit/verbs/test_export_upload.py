@@ -12,7 +12,7 @@ import pytest
 from error_assertions import assert_error
 from huggingface_hub import constants, utils
 
-from forerun.checkpoint import weights
+from forerun.checkpoint import reader
 from forerun.errors import UserError
 from forerun.run_folder import run_folder
 from forerun.run_folder.run_folder import RunFolder
@@ -78,7 +78,7 @@ def test_a_run_without_a_folder_is_exported_once(hub: object, tmp_path: Path, mo
     monkeypatch.setattr(write_model, "write_export", write_export)
     monkeypatch.setattr(run_folder, "require_run", lambda run, warn: object())
     monkeypatch.setattr(RunFolder, "checkpoints", lambda self, job: run, raising=False)
-    monkeypatch.setattr(weights, "chosen_step", lambda checkpoints, step: 12)
+    monkeypatch.setattr(reader, "chosen_step", lambda checkpoints, step: 12)
     for _ in range(2):
         done = export(run, push="ada/model", merge=True, gguf="q8_0")
         assert done.folder == run / "exports" / "step-12-merged-q8_0"

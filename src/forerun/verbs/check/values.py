@@ -256,7 +256,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     from dataclasses import fields, is_dataclass
 
     from forerun.config import keys
-    from forerun.resolve.adapter_base import derived_base
+    from forerun.resolve.resolve_model import derived_base
 
     derived, resolved = outcome.derived, outcome.resolved
     found: Applied = {

@@ -106,7 +106,7 @@ def is_export(folder: Path) -> bool:
 
 def _upload_folder(run: RunFolder, form: ExportForm, push: str | None, reporter: Reporter) -> Path:
     """Return the folder of an export without `to`. Its name has the step and the form, so that it has one content."""
-    from forerun.checkpoint.weights import chosen_step
+    from forerun.checkpoint.reader import chosen_step
     from forerun.run_folder.run_folder import require_run
 
     if push is None:

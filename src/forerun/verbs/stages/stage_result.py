@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.errors import UserError

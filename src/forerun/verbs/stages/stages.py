@@ -97,7 +97,7 @@ class Stages(Mapping[str, Job]):
         Raises:
           UserError: A job has a mistake, or a finished stage was changed.
         """
-        from forerun.run_folder.moved_run import require_run_in_place
+        from forerun.run_folder.open_folder import require_run_in_place
         from forerun.run_folder.run_folder import folder_of
         from forerun.verbs.train import open_run, train_in_place
 

@@ -12,8 +12,7 @@ import pytest
 from forerun.console import SafeConsole, can_redraw
 from forerun.notebook_kernel import in_notebook
 from forerun.reporter import LineReporter, StepView
-from forerun.track.display.make_display import make_display
-from forerun.track.display.notebook import NotebookDisplay, bar_html
+from forerun.track.display.make_display import NotebookDisplay, bar_html, make_display
 from forerun.track.display.terminal import TerminalDisplay
 
 

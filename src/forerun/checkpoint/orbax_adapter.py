@@ -1,18 +1,28 @@
-"""Orbax on buckets: its files and its arrays go through `forerun.storage`.
+"""What forerun changes in Orbax: its files and arrays in buckets, its logs, and threads that a failed save leaves.
 
 Orbax 0.12 has two ways to a bucket. Small files go through `etils.epath`, which needs gcsfs or s3fs. Arrays go through
 TensorStore, but only on Google Cloud Storage (https://github.com/google/orbax/pull/2739). Both are replaced here, so
 gs:// and s3:// need the same driver, the same credentials and no other package.
+
+The errors of Orbax are raised as exceptions, which forerun reports. Its logs (hundreds of lines for one full disk)
+would hide these reports.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import importlib
+import inspect
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+import logging
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from pathlib import Path
 from typing import IO, Any
 
 from orbax.checkpoint import v1 as orbax
@@ -28,6 +38,13 @@ from forerun.units import MIB
 # As Orbax has for Google Cloud Storage. S3 accepts at most 5 GB in one request.
 _FILE_BYTES = 400 * MIB
 _LARGEST_CHUNK_BYTES = 1024 * MIB
+
+
+# Warnings about coroutines of Orbax that a failed save did not start.
+_UNSTARTED_COROUTINE = (
+    "coroutine '(_create_paths|cancellable|_?(async_)?serialize|BasePyTree|_write_metadata|"
+    ".*_serialize_without_dispatcher).*was never awaited"
+)
 
 
 def orbax_context(storage: Folder) -> orbax.Context:
@@ -150,3 +167,56 @@ def _split(path: str) -> tuple[BucketFolder, str]:
     """Return the bucket of a path, and the name of the object in it."""
     address = Address.of(path)
     return BucketFolder(str(Address(address.protocol, address.bucket))), address.prefix.rstrip("/")
+
+
+# ---- Logs, and leftovers of failed saves ----
+
+
+def quiet_orbax() -> None:
+    """Suppress the logs of Orbax, and what its late writes report after their save has failed.
+
+    These writes find the event loop of their save closed, or were never started.
+    """
+    logging.getLogger("absl").addFilter(_not_from_orbax)
+    warnings.filterwarnings("ignore", _UNSTARTED_COROUTINE, RuntimeWarning)
+    hook: Any = sys.unraisablehook
+    if getattr(hook, "func", None) is not _report_unless_late:
+        sys.unraisablehook = partial(_report_unless_late, hook)
+
+
+def forget(response: Any) -> None:
+    """Close the coroutine of a failed save that Orbax did not start. Python would warn that it was never awaited."""
+    coroutine = getattr(response, "_background_awaitable", None)
+    with suppress(RuntimeError, ValueError):  # the coroutine ran or is running
+        if inspect.iscoroutine(coroutine):
+            coroutine.close()
+
+
+def release() -> None:
+    """End the threads of Orbax that wait for the folders of a failed save.
+
+    They may wait for 5 minutes, and the process cannot end before them. Call this only on a single host, because the
+    signals do not reach other hosts, and only while no other save is under way.
+    """
+    # These are private parts of Orbax. If a new version renames them, the process only ends later.
+    with suppress(Exception):
+        from orbax.checkpoint._src.futures.future import set_signals
+
+        for thread in threading.enumerate():
+            if type(thread).__name__ == "_SignalingThread":
+                waiting: Any = thread
+                waiting.cancel()
+                set_signals(waiting._receive_signals, operation_id=waiting._operation_id)
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in Path(record.pathname).parts or record.levelno >= logging.CRITICAL
+
+
+def _report_unless_late(hook: Callable[[Any], object], unraisable: Any) -> None:
+    """Pass an unraisable exception on to `hook`, unless it comes from a failed save of Orbax."""
+    text = str(unraisable.exc_value)
+    late = unraisable.object is None and text == "Event loop is closed"
+    unbegun = isinstance(unraisable.exc_value, RuntimeWarning) and re.match(_UNSTARTED_COROUTINE, text)
+    if not late and not unbegun:
+        hook(unraisable)

@@ -18,10 +18,9 @@ from forerun.errors import UserError
 from forerun.pages.render import script_digest
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunStatus
+from forerun.watch import web_server as server_module
 from forerun.watch.run_reader import FolderReader
-from forerun.watch.web import server as server_module
-from forerun.watch.web.live_page import LivePage, live_script
-from forerun.watch.web.server import MAX_CONNECTIONS, LiveServer, open_server, serve
+from forerun.watch.web_server import MAX_CONNECTIONS, LivePage, LiveServer, live_script, open_server, serve
 
 
 @pytest.fixture

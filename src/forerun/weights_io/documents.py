@@ -13,7 +13,6 @@ from forerun.files import atomic_write
 from forerun.hub.chat.template import TEMPLATE_NAME
 from forerun.hub.documents import read_json
 from forerun.hub.files import opened
-from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Config, Family
 from forerun.models.families.wrapper import TEXT, wrapper_of
 

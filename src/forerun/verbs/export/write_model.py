@@ -245,7 +245,7 @@ def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: Cha
     else:
         documents.write_tokenizer(tokenizer_path(given) if given and given != "bytes" else None, folder, end)
     of_base = base.json("generation_config.json") if base else None
-    generation = {"eos_token_id": end} if of_base is None else dict(of_base)
+    generation: dict[str, Any] = {"eos_token_id": end} if of_base is None else dict(of_base)
     if job.model.added_tokens:
         documents.replace_tokenizer(Path(tokenizer.path), folder)
     if own is not None:

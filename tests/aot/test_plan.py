@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from forerun.planner.compile.installed_compilers import GPU
+from forerun.planner.memory import memory_report
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -152,7 +153,6 @@ def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
     from forerun.planner.compile import compiler
     from forerun.planner.compile.fork_server import fork_server
     from forerun.planner.compile.request import CompileRequest
-    from forerun.planner.memory.memory_report import memory_report
 
     model = {"layers": 2, "embed": 2048, "heads": 16, "vocab": 8192}
     job = Job.model_validate({"model": model, "data": "x", "batch": 2048, "steps": 9})

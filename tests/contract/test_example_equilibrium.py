@@ -22,7 +22,7 @@ from forerun.config.load import load
 from forerun.models.base import Model
 from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
-from forerun.planner.time.simulated_step_time import GUESSED_LOOP
+from forerun.planner.time.prediction import GUESSED_LOOP
 from forerun.reporter import LineReporter
 from forerun.run.train import train
 from forerun.track.metrics import read_metrics

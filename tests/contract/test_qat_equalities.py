@@ -17,9 +17,8 @@ from test_equalities import ONE, assert_near, built, packed, run
 
 from forerun.checkpoint.reader import Reader, newest_step
 from forerun.config.load import load
-from forerun.config.methods.qat import Qat
-from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
+from forerun.config.training_method import Lora, Qat
 from forerun.hardware.mesh import MeshShape
 from forerun.nn import sharding
 from forerun.nn.weights.fakequant import FakeQuantized

@@ -24,7 +24,7 @@ from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
 from forerun.trained_model.load_model import fsdp_mesh, method_params
-from forerun.verbs.stages.stage_outline import _outline, planning_job
+from forerun.verbs.stage_result import _outline, planning_job
 from forerun.weights_io.packed import unpack
 
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]

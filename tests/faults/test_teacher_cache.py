@@ -33,7 +33,7 @@ from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.supervise.leader.member import Member
 from forerun.supervise.leader.verdicts import differing
 from forerun.track.display.make_display import make_display
-from forerun.verbs.cache.write_cache import write_cache
+from forerun.verbs.write_cache import write_cache
 
 JOB = """\
 model: {layers: 1, embed: 16, heads: 2}

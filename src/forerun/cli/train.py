@@ -23,7 +23,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
 from forerun.reporter import LineReporter
-from forerun.run.profiling.step_range import range_of
+from forerun.run.step_range import range_of
 from forerun.units import Count, Seconds
 from forerun.verbs.option_types import File, JobFile, Name, Override, Value
 
@@ -107,7 +107,7 @@ class TrainCommand:
                 "run of each to a folder that all hosts can read",
             )
         if worker is None:
-            from forerun.verbs.stages.stages import begin_stages
+            from forerun.verbs.stages import begin_stages
 
             for stage in chosen:
                 self.require_run_in_place(stage.loaded)
@@ -227,7 +227,7 @@ def _agrees(question: str) -> bool:
 
 def _ready(stages: Sequence[Stage], stage: Stage, worker: Worker) -> Job | None:
     """Return the job of a stage after its start was written, or None if the stage is finished."""
-    from forerun.verbs.stages.stages import ready_to_train
+    from forerun.verbs.stages import ready_to_train
 
     worker.pulse.phase("stage result")
     return ready_to_train(stages, stage, LineReporter(sys.stdout))

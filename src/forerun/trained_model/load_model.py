@@ -32,7 +32,7 @@ from forerun.program.build import make_mesh
 from forerun.program.state import abstract_params
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import model_specials
-from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import use_code_of, use_code_of_export
 from forerun.run_folder.run_folder import RunFolder

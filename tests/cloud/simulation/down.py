@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from forerun.cli.cloud import down as down_command
+from forerun.cli.cloud import end_runs as down_command
 from forerun.cloud.record import run_files as run_files_module
 from forerun.cloud.view import project_state, removal, run_location
 from forerun.errors import UserError

@@ -200,9 +200,9 @@ def test_hardware_prints_one_table_or_all(capsys: Capture) -> None:
 
 
 def test_doctor_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.doctor import report
+    from forerun.doctor import checks
 
-    monkeypatch.setattr(report, "run", lambda smoke, overrides=(): 40 + smoke)
+    monkeypatch.setattr(checks, "run", lambda smoke, overrides=(): 40 + smoke)
     assert main(["doctor"]) == 40
     assert main(["doctor", "--smoke"]) == 41
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from simulated_cloud import START, SimulatedCloud, SimulatedProvider
 
-from forerun.cli.cloud.file_list import file_summary
-from forerun.cli.cloud.run import _shortened
-from forerun.cli.cloud.run_options import RunOptions
-from forerun.cli.cloud.run_outline import outline
+from forerun.cli.cloud.run import _shortened, file_summary
+from forerun.cli.cloud.run_outline import RunOptions, outline
 from forerun.cli.commands import parser_of
 from forerun.cli.main import main
 from forerun.cloud.provider import CloudUnavailable, SliceRequest

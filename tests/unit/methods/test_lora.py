@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from forerun.config.load import load
-from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
+from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.methods.lora import LoraTransform

@@ -12,7 +12,7 @@ from error_assertions import assert_error
 from hybrid_specs import NAMES, E, F, H, specs, stacks
 
 from forerun.config.load import load
-from forerun.config.methods.training_method import Lora
+from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.methods.lora import LoraTransform
 from forerun.methods.target_matches import TargetCoverage, TargetMatch, layer_numbers, target_coverage

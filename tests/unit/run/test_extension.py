@@ -19,7 +19,7 @@ from forerun.errors import UserError
 from forerun.reporter import LineReporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
-from forerun.run.compile.compile_step import CACHE_HIT, COMPILED, count_events
+from forerun.run.compile_step import CACHE_HIT, COMPILED, count_events
 from forerun.run.extension import Extension, extension_of, learning_rate
 from forerun.track.metrics import read_metrics
 

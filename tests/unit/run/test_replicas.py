@@ -24,9 +24,9 @@ from forerun.reporter import LineReporter
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
-from forerun.run.compile.compile_step import forbid_compilation
-from forerun.run.pipeline import StepPipeline
+from forerun.run.compile_step import forbid_compilation
 from forerun.run.replicas import CorruptionError, ReplicaCheck, replica_check_of, replicated_arrays
+from forerun.run.steps import StepPipeline
 from forerun.track.metrics import read_metrics
 
 MakeJob = Callable[..., Job]

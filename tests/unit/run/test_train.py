@@ -25,12 +25,12 @@ from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
-from forerun.report.program_differences import program_of_run
+from forerun.report.differences import program_of_run
 from forerun.reporter import LineReporter, StepView
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import prepared_run
 from forerun.run import train as loop
-from forerun.run.compile.compile_step import RecompileError
+from forerun.run.compile_step import RecompileError
 from forerun.run.guard import DivergenceError
 from forerun.track.metrics import read_metrics
 

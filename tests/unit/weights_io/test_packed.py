@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forerun.config.methods.qat import Qat
+from forerun.config.training_method import Qat
 from forerun.errors import UserError
 from forerun.hub.safetensors import open_weights
 from forerun.methods.qat import QatTransform

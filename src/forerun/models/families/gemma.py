@@ -1,4 +1,4 @@
-"""Gemma 2, Gemma 3 (text), VaultGemma and Gemma 4 (text): a scaled embedding, and alternating local and global layers."""
+"""Gemma 2, 3 and 4 (text) and VaultGemma: a scaled embedding, and alternating local and global layers."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_plan_on_disk_gives_the_same_rows_and_is_reused(tmp_path: Path, monkey
     sent = pickle.dumps(disk._plan)
     assert len(sent) < 2000, "another process is told its name"
     items = np.arange(len(memory._plan.items))
-    np.testing.assert_array_equal(pickle.loads(sent).items_at(items), memory._plan.items)
+    np.testing.assert_array_equal(whole_documents.numbers_at(pickle.loads(sent).items, items), memory._plan.items)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(memory)).take([3])["tokens"], memory.take([3])["tokens"])
     [home] = (tmp_path / "plans").iterdir()
     items, windows = int((-(-(lengths - 1) // 32)).sum()), -(-4000 // memory.window)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.config import protocols
+from forerun.config import addresses
 from forerun.config.schema import Data, Part
 from forerun.data.source import lines, plain
 from forerun.data.source.rows import BadRow, FilePiece, SourceRow
@@ -123,7 +123,7 @@ def test_packed_and_separated_files_are_one_piece_each(tmp_path: Path) -> None:
 
 
 def test_pieces_of_a_store_are_read_with_seek(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "DATA_PROTOCOLS", (*protocols.DATA_PROTOCOLS, "memory"))
+    monkeypatch.setattr(addresses, "DATA_PROTOCOLS", (*addresses.DATA_PROTOCOLS, "memory"))
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed (the data extra)")
     store = fsspec.filesystem("memory")
     raw = b"".join(json.dumps({"text": f"text {at}"}).encode() + b"\n" for at in range(500)) + b"bad\n"

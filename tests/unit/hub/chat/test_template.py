@@ -153,7 +153,6 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     several = [{"name": "rag", "template": "two"}, {"name": "default", "template": "three"}]
     write(tmp_path, "tokenizer_config.json", {"chat_template": several})
     assert chat_template(tmp_path) == "three"
-    assert chat_template(tmp_path, "rag") == "two"
     write(tmp_path, "chat_template.jinja", "four ü")
     assert chat_template(tmp_path) == "four ü"
 

@@ -8,7 +8,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile.request import Impossible, from_json, requests_of, slices_named
-from forerun.planner.cost.teacher_cost import teacher_request
+from forerun.planner.cost.job_cost import teacher_request
 from forerun.resolve.resolved_job import ResolvedJob
 
 

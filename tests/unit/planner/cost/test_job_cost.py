@@ -23,10 +23,11 @@ from forerun.planner.cost.job_cost import (
     Tariff,
     assumption_rows,
     job_cost_of,
+    possible_slices,
     saves_of,
+    teacher_cost,
 )
-from forerun.planner.cost.teacher_cost import possible_slices, teacher_cost
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob

@@ -16,9 +16,8 @@ from forerun.pages.svg import Scale, log_ticks
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff, assumption_rows, job_cost_of
-from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.charts import Point, money_chart, money_legend, pareto
-from forerun.planner.report.page import headline, page
+from forerun.planner.memory import MemoryReport
+from forerun.planner.report.page import Point, headline, money_chart, money_legend, page, pareto
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds

@@ -18,14 +18,13 @@ from forerun.planner.compile.compiler import AttentionKernel
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff, job_cost_of
-from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.formatting import attention_notes, hours_text, limit_text, usd_text
-from forerun.planner.report.misfit import does_not_fit, over_budget
+from forerun.planner.memory import MemoryReport
+from forerun.planner.report.formatting import hours_text, limit_text, usd_text
 from forerun.planner.report.plan_json import as_json
-from forerun.planner.report.remedies import Remedy, Tried
+from forerun.planner.report.plan_notes import attention_notes
+from forerun.planner.report.remedies import Remedy, Tried, does_not_fit, over_budget
 from forerun.planner.report.table import print_table
-from forerun.planner.time.step_time import StepTime
-from forerun.planner.time.uncertainty import RangeTerm
+from forerun.planner.time.step_time import RangeTerm, StepTime
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds
 

@@ -9,7 +9,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import requests_of
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.search.default_slices import MAX_COMPILES, DefaultSlice, Needs, default_slices, platforms_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds

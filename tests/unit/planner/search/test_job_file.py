@@ -13,7 +13,7 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.search.job_file import MARK, check_path, winning_job, write
 from forerun.planner.search.ranking import RankedPlan
 from forerun.planner.search.space import Candidate

@@ -23,7 +23,7 @@ from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.search import search
 from forerun.planner.search.ranking import equal_slices, ranked
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of

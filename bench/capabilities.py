@@ -44,7 +44,7 @@ CAPABILITIES = (
     Capability(
         "small models without a loop",
         "#small-models-without-a-loop",
-        ("tests/contract/test_equalities.py", "tests/unit/planner/compile/test_unrolling.py"),
+        ("tests/contract/test_equalities.py", "tests/unit/planner/compile/test_fit_result.py"),
         (
             Example("scale", "qwen3-0.6b", "v5e-8", ("remat=none", "unroll=auto")),
             Example("scale", "smollm2-135m", "v5e-1", ("remat=none", "unroll=auto")),

@@ -22,7 +22,7 @@ from forerun.version import __version__
 
 if TYPE_CHECKING:
     from forerun.cloud.view.run_rows import CloudRow as CloudRow
-    from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
+    from forerun.config.migration.foreign_file import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.data.vocabulary.split_report import TokenizerReport as TokenizerReport
     from forerun.errors import UserError as UserError
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from forerun.verbs.data import inspect_data as inspect_data
     from forerun.verbs.data import tokenize_data as tokenize_data
     from forerun.verbs.data import verify_data as verify_data
+    from forerun.verbs.evaluate import Evaluation as Evaluation
     from forerun.verbs.export.export import export as export
     from forerun.verbs.export.result import Export as Export
     from forerun.verbs.job_files import convert as convert
     from forerun.verbs.job_files import create_job as create_job
     from forerun.verbs.job_files import job_schema as job_schema
     from forerun.verbs.job_files import load_job as load_job
-    from forerun.verbs.language_model import Evaluation as Evaluation
     from forerun.verbs.language_model import LanguageModel as LanguageModel
     from forerun.verbs.language_model import load_model as load_model
     from forerun.verbs.machine import diagnose as diagnose
@@ -92,7 +92,8 @@ _MODULES = {
     "forerun.verbs.export.export": ("export",),
     "forerun.verbs.export.result": ("Export",),
     "forerun.verbs.job_files": ("convert", "create_job", "job_schema", "load_job"),
-    "forerun.verbs.language_model": ("Evaluation", "LanguageModel", "load_model"),
+    "forerun.verbs.evaluate": ("Evaluation",),
+    "forerun.verbs.language_model": ("LanguageModel", "load_model"),
     "forerun.verbs.machine": ("diagnose", "explain", "hardware_table"),
     "forerun.verbs.plan": ("Plan", "SearchResult", "plan", "search"),
     "forerun.verbs.reports": ("RunComparison", "RunReport", "compare_runs", "report_run", "runs"),
@@ -104,7 +105,7 @@ _MODULES = {
     "forerun.verbs.tokenizer": ("TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
     "forerun.verbs.train": ("Run", "open_run", "train"),
     "forerun.cloud.view.run_rows": ("CloudRow",),
-    "forerun.config.migration.converted_job": ("ConvertedJob",),
+    "forerun.config.migration.foreign_file": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),
     "forerun.watch.run_list": ("RunEntry",),

@@ -32,7 +32,7 @@ COMMANDS = {
         "forerun.cli.data:data", "show the data as the model will see it", "forerun data job.yaml --html data.html"
     ),
     "tokenizer": Command(
-        "forerun.cli.tokenizer:tokenizer",
+        "forerun.cli.data:tokenizer",
         "train a tokenizer on text, or show how one splits it",
         "forerun tokenizer train texts.txt --vocab 8192 --to tokenizer/",
     ),
@@ -98,8 +98,10 @@ COMMANDS = {
         "rent a slice, train a job on it, and delete the slice",
         "forerun run job.yaml --on v6e-8 --spot --max-usd 40",
     ),
-    "ps": Command("forerun.cli.cloud.ps:ps", "list the cloud resources that cost money", "forerun ps"),
-    "logs": Command("forerun.cli.cloud.logs:logs", "follow the log of a cloud run", "forerun logs quickstart --host 2"),
+    "ps": Command("forerun.cli.cloud.show_runs:ps", "list the cloud resources that cost money", "forerun ps"),
+    "logs": Command(
+        "forerun.cli.cloud.show_runs:logs", "follow the log of a cloud run", "forerun logs quickstart --host 2"
+    ),
     "stop": Command(
         "forerun.cli.cloud.end_runs:stop",
         "save a checkpoint of a cloud run, and delete its slice",
@@ -111,7 +113,7 @@ COMMANDS = {
         "forerun down quickstart",
     ),
     "fetch": Command(
-        "forerun.cli.cloud.fetch:fetch",
+        "forerun.cli.cloud.show_runs:fetch",
         "download the results of a cloud run",
         "forerun fetch quickstart --to runs/quickstart",
     ),

@@ -1,17 +1,17 @@
-"""`forerun data`: show the data as the model will see it."""
+"""`forerun data` and `forerun tokenizer`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.cli.arguments import options_of
 from forerun.cli.jobs import planned_jobs, print_warnings
 from forerun.errors import UserError
-from forerun.verbs.option_types import File, JobFile, Name, Override, Value
+from forerun.verbs.option_types import File, Folder, JobFile, Name, Override, Value
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
@@ -188,3 +188,64 @@ def _number(environment: Mapping[str, str], name: str) -> int:
             fix="name the share: --shard I/N",
         )
     return int(text)
+
+
+# ---- forerun tokenizer ----
+
+
+@options_of("forerun.verbs.tokenizer:train_tokenizer", omit=("data",))
+def tokenizer(
+    action: Annotated[Literal["train", "show"], Value("ACTION")],
+    texts: Annotated[Sequence[str], Value("TEXTS")],
+    *,
+    to: Folder | None = None,
+    **options: Any,
+) -> int:
+    """Train a tokenizer, or print the report of an existing one.
+
+    Args:
+      action: train: a new one; show: a report
+      texts: files, folders or globs as in data.path, or a job file; for show, the tokenizer comes first
+    """
+    if action == "show":
+        return _show_split(texts, {"to": to, **options} if to else options)
+
+    from forerun.verbs.tokenizer import train_tokenizer
+
+    if to is None:
+        raise UserError(
+            "E-COMMAND-031",
+            "--to is missing",
+            why="forerun tokenizer train writes a folder",
+            fix="name it, for example --to tokenizer/",
+        )
+    if options.get("chat_template") == "none":
+        options["chat_template"] = None
+    trained = train_tokenizer(texts, to, **options)
+    for text in trained.warnings:
+        print(f"warning: {text}", file=sys.stderr)
+    print(trained)
+    return 0
+
+
+def _show_split(texts: Sequence[str], options: dict[str, Any]) -> int:
+    from forerun.verbs.tokenizer import inspect_tokenizer
+
+    name, *data = texts
+    if not data:
+        raise UserError(
+            "E-COMMAND-032",
+            "forerun tokenizer show needs a tokenizer and text",
+            why=f"only {name} is given",
+            fix=f"add files with text, for example: forerun tokenizer show {name} texts.txt",
+        )
+    if of_train := [option for option in options if option != "compare"]:
+        flag = "--split" if of_train[0] == "splitting" else f"--{of_train[0].replace('_', '-')}"
+        raise UserError(
+            "E-COMMAND-033",
+            f"{flag} is an option of forerun tokenizer train",
+            why="show reads an existing tokenizer and writes nothing",
+            fix=f"remove {flag}, or write train instead of show",
+        )
+    print("\n".join(inspect_tokenizer(name, data, **options).lines()))
+    return 0

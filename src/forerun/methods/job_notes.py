@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forerun.config.methods.targets import ALL_LINEAR
 from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
+from forerun.config.training_method import ALL_LINEAR
 from forerun.data.reads.cache_size import bucket_cache
 from forerun.errors import UserError
 from forerun.resolve.resolve_model import default_base, dequantized_form

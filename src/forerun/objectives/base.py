@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from forerun.config.methods.objective import CustomObjective
+from forerun.config.training_method import CustomObjective
 from forerun.errors import UserError
 from forerun.models.base import Model, Readout
 from forerun.models.plugin import Plugin, create_plugin

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
+from forerun.config.training_method import Lora
 from forerun.data.new_tokens import extended_tokenizer
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, hub_name, load_tokenizer, tokenizer_files
 from forerun.errors import UserError

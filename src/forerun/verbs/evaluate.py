@@ -17,7 +17,7 @@ from forerun.data.source.rows import BadRow
 from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import Tokenizer
 from forerun.errors import UserError
-from forerun.evaluate.perplexity import HeldOutText, held_out
+from forerun.evaluate.perplexity import held_out
 from forerun.evaluate.scoring import Generate, GenerationRequest, Language, Messages, Scorer
 from forerun.evaluate.tasks import TaskResults, run_tasks
 from forerun.generate.engine import Engine, Settings
@@ -29,6 +29,7 @@ from forerun.objectives.batch import Batch
 from forerun.reporter import SILENT, Reporter
 from forerun.trained_model.load_model import LoadedModel
 from forerun.trained_model.model_source import model_source
+from forerun.units import Count
 
 WHOLE_FILES = 1 << 62  # bytes in a piece: no file is cut
 USUAL_CONTEXT = 2048  # where nothing says how long a text the model was made for; also lm-eval's own
@@ -36,11 +37,32 @@ CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")  # of a confi
 
 
 @dataclass(frozen=True)
-class TextReport:
-    """The loss on a text, and the size of the text."""
+class Evaluation:
+    """The quality of a model on held-out text.
 
-    result: HeldOutText
+    Attributes:
+      loss: the mean loss, in nats per token.
+      perplexity: the exponential of the loss.
+      bits_per_byte: the loss in bits per byte of text, which does not depend on the tokenizer.
+      tokens: the number of tokens that were predicted.
+      text_bytes: the number of bytes of these tokens.
+      documents: the number of documents.
+      context: the number of tokens in a row.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    text_bytes: int
     documents: int
+    context: int
+
+    def __str__(self) -> str:
+        return (
+            f"loss {self.loss:.4f} nats per token, perplexity {self.perplexity:.4g}, {self.bits_per_byte:.4f} bits per "
+            f"byte ({Count(self.tokens)} tokens, contexts of {self.context})"
+        )
 
 
 def longest_context(source: str, revision: str | None = None) -> int:
@@ -55,7 +77,7 @@ def longest_context(source: str, revision: str | None = None) -> int:
 
 def evaluate_text(
     loaded: LoadedModel, place: str, *, context: int, rows: int, reporter: Reporter = SILENT
-) -> TextReport:
+) -> Evaluation:
     """Return the loss on all text at `place`, cut into rows of `context` tokens as in training."""
     texts = _texts(place)
     ends = [loaded.tokenizer.eos]
@@ -75,7 +97,15 @@ def evaluate_text(
         result = held_out(
             loaded.model, loaded.params, loaded.mesh, loaded.compute, batches(), text_bytes=max(1, text_bytes)
         )
-    return TextReport(result, len(documents))
+    return Evaluation(
+        loss=result.loss,
+        perplexity=result.perplexity,
+        bits_per_byte=result.bits_per_byte,
+        tokens=result.tokens,
+        text_bytes=result.text_bytes,
+        documents=len(documents),
+        context=context,
+    )
 
 
 def _texts(place: str) -> list[str]:

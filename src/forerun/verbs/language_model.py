@@ -5,50 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.errors import UserError
 from forerun.reporter import SILENT, LineReporter, Reporter
-from forerun.units import Count as TokenCount
 from forerun.verbs.option_types import Count, Folder, Texts, Value, comma_list, count, mesh_sizes
 
 if TYPE_CHECKING:
     from forerun.generate.engine import Engine, Settings
     from forerun.generate.stream import Answer, TextGeneration
     from forerun.trained_model.load_model import LoadedModel
+    from forerun.verbs.evaluate import Evaluation
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The quality of a model on held-out text.
-
-    Attributes:
-      loss: the mean loss, in nats per token.
-      perplexity: the exponential of the loss.
-      bits_per_byte: the loss in bits per byte of text, which does not depend on the tokenizer.
-      tokens: the number of tokens that were predicted.
-      text_bytes: the number of bytes of these tokens.
-      documents: the number of documents.
-      context: the number of tokens in a row.
-    """
-
-    loss: float
-    perplexity: float
-    bits_per_byte: float
-    tokens: int
-    text_bytes: int
-    documents: int
-    context: int
-
-    def __str__(self) -> str:
-        return (
-            f"loss {self.loss:.4f} nats per token, perplexity {self.perplexity:.4g}, {self.bits_per_byte:.4f} bits per "
-            f"byte ({TokenCount(self.tokens)} tokens, contexts of {self.context})"
-        )
 
 
 class LanguageModel:
@@ -178,17 +148,7 @@ class LanguageModel:
         from forerun.verbs.evaluate import USUAL_CONTEXT, evaluate_text
 
         context = context or min(self.longest_context, USUAL_CONTEXT)
-        report = evaluate_text(self._with_weights(), data, context=context, rows=rows, reporter=reporter)
-        found = report.result
-        return Evaluation(
-            loss=found.loss,
-            perplexity=found.perplexity,
-            bits_per_byte=found.bits_per_byte,
-            tokens=found.tokens,
-            text_bytes=found.text_bytes,
-            documents=report.documents,
-            context=context,
-        )
+        return evaluate_text(self._with_weights(), data, context=context, rows=rows, reporter=reporter)
 
     def evaluate_tasks(
         self,

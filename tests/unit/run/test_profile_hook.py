@@ -18,12 +18,11 @@ from recording_reporter import FailingReporter, RecordingReporter
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.reporter import LineReporter
-from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profile_hook import ProfileHook, Recording, still_ahead
 from forerun.run.step_range import StepRange, range_of
 from forerun.run.train import train
 from forerun.supervise.worker.worker import silent_worker
-from forerun.verbs.profile_steps import profile_steps
+from forerun.verbs.profile import profile
 
 MakeJob = Callable[..., Job]
 
@@ -56,7 +55,7 @@ def test_steps_of_a_run(make_job: MakeJob) -> None:
     [trace] = folder.glob("profile/plugins/profile/*/*.trace.json.gz")
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     text = (folder / "profile" / "profile.txt").read_text()
-    assert "3 steps on 1 devices (/device:CPU:0)" in text
+    assert "1 devices (/device:CPU:0)" in text
     assert text.rstrip() in lines.getvalue()
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     [event] = [one for one in events if one["event"] == "profile"]
@@ -164,13 +163,14 @@ def test_a_failing_profiler_does_not_end_the_run(tmp_path: Path, fails: str) -> 
 
 def test_profile_command_leaves_no_run(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
-    recorded = profile_steps(resolve_model(job), tmp_path / "out", display(), steps=2, warmup=1)
+    recorded = profile(job, to=tmp_path / "out", reporter=display(), steps=2, warmup=1)
     assert not Path(job.runs).exists()
-    [file] = recorded.session.glob("*.xplane.pb")
+    [file] = (tmp_path / "out").rglob("*.xplane.pb")
     assert recorded_steps(file) == [2, 3]
     assert executions(file) == 2
-    assert recorded.summary is not None
-    assert recorded.summary.busy_seconds + recorded.summary.idle_seconds == pytest.approx(recorded.summary.step_seconds)
+    summary = recorded._summary
+    assert summary is not None
+    assert summary.busy_seconds + summary.idle_seconds == pytest.approx(summary.step_seconds)
     assert (tmp_path / "out" / "profile.txt").read_text() == recorded.text
 
 

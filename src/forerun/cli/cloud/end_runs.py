@@ -201,7 +201,7 @@ def down(
 
 def _show(chosen: Sequence[Resource], project: ProjectState) -> None:
     """Print what will be deleted: the table of `forerun ps`, or the plain names if it cannot be shown."""
-    from forerun.cli.cloud.ps import table
+    from forerun.cli.cloud.show_runs import table
     from forerun.cloud.view.run_rows import rows_of
     from forerun.console import SafeConsole
 

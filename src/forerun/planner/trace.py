@@ -1,4 +1,7 @@
-"""The file of a simulated timeline: trace events in JSON, as the JAX profiler writes them and Perfetto reads them.
+"""The timeline of a simulated step, and its file: trace events in JSON, as the JAX profiler writes them.
+
+The simulation runs the body of a loop once and multiplies its time. In the timeline, each iteration gets its place.
+Iterations beyond a limit are collapsed into one span, so that the number of spans stays bounded.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Processes and threads have
 the names of a profile of a TPU or GPU, and so have the arguments of operations.
@@ -13,16 +16,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from forerun.errors import UserError
 from forerun.hardware.slices import Slice
 from forerun.planner.hlo import Module
-from forerun.planner.time.activity import CORE, Activity
-from forerun.planner.time.prediction import simulation_of
-from forerun.planner.time.simulated_step_time import WORDS
+from forerun.planner.time.execution import CORE, Activity, ProgramSimulation
+from forerun.planner.time.prediction import WORDS, simulation_of
 from forerun.planner.time.step_time import LIMITS, StepTime
-from forerun.planner.trace.timeline import MAX_SPANS, Span, Timeline, timeline_of
 
+MAX_SPANS = 60_000
 FUSIONS = {"kLoop": "loop fusion", "kOutput": "output fusion", "kInput": "input fusion", "kCustom": "custom fusion"}
 LONGEST_SHAPE = 200
 DEVICE = 1  # process id
@@ -41,6 +45,129 @@ QUEUES = {
 ADDED = "added to reach the peak rates of the chip"
 
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span of the timeline.
+
+    On the core, leaves cover the step without gaps or overlaps. Other spans are calls, loops and iterations. Their
+    contents follow them, with a larger depth.
+    """
+
+    lane: str
+    name: str
+    start_seconds: float
+    end_seconds: float
+    depth: int
+    is_leaf: bool
+    activity: Activity | None = None
+    iterations: int = 0  # of a collapsed part of a loop
+
+    @property
+    def seconds(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All spans of a step. `shown_iterations` is None if all iterations of all loops have spans."""
+
+    spans: tuple[Span, ...]
+    seconds: float
+    shown_iterations: int | None
+
+
+def timeline_of(simulation: ProgramSimulation, max_spans: int = MAX_SPANS) -> Timeline:
+    """Simulate a program and return its timeline.
+
+    Args:
+        simulation: The program and the chip.
+        max_spans: The limit of spans. If the unrolled loops have more, each loop shows only its first iterations, but
+            at least one.
+    """
+    seconds = simulation.run().seconds
+    shown = _shown_iterations(simulation, max_spans)
+    spans = tuple(_Unrolled(simulation, shown).spans(simulation.module.entry, 0.0, 0))
+    collapses = any(span.iterations for span in spans)
+    return Timeline(spans, seconds, shown if collapses else None)
+
+
+def _shown_iterations(simulation: ProgramSimulation, max_spans: int) -> int:
+    """Return the largest number of iterations per loop with which the timeline has at most `max_spans` spans."""
+    longest = max((one.trips for one in _activities(simulation, simulation.module.entry, set())), default=1)
+    least, most = 1, max(1, longest)
+    while least < most:
+        middle = (least + most + 1) // 2
+        if _count(simulation, middle) <= max_spans:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _activities(simulation: ProgramSimulation, name: str, seen: set[str]) -> Iterator[Activity]:
+    """Yield the activities of a computation and of those that it calls, each computation once."""
+    if name in seen:
+        return
+    seen.add(name)
+    for activity in simulation.activities(name):
+        yield activity
+        if activity.called:
+            yield from _activities(simulation, activity.called, seen)
+
+
+def _count(simulation: ProgramSimulation, shown: int) -> int:
+    """Return the number of spans if each loop shows `shown` iterations. An upper bound: it counts empty spans too."""
+
+    @cache
+    def count(name: str) -> int:
+        total = 0
+        for activity in simulation.activities(name):
+            total += 1
+            if activity.called:
+                total += min(activity.trips, shown) * (count(activity.called) + 2) + 1
+        return total
+
+    return count(simulation.module.entry)
+
+
+class _Unrolled:
+    """The spans of a simulation with `shown` iterations of each loop."""
+
+    def __init__(self, simulation: ProgramSimulation, shown: int) -> None:
+        self.simulation, self.shown = simulation, shown
+
+    def spans(self, name: str, at: float, depth: int) -> Iterator[Span]:
+        """Yield the spans of one execution of a computation that starts at the time `at`."""
+        for activity in self.simulation.activities(name):
+            if not activity.seconds:
+                continue
+            start, end = at + activity.start_seconds, at + activity.end_seconds
+            yield Span(activity.lane, activity.instruction.name, start, end, depth, not activity.called, activity)
+            if activity.called:
+                yield from self._iterations(activity, start, end, depth + 1)
+
+    def _iterations(self, activity: Activity, start: float, end: float, depth: int) -> Iterator[Span]:
+        """Yield the spans inside a call or a loop, which lasts from `start` to `end`."""
+        trips, name = activity.trips, activity.instruction.name
+        period, shown = (end - start) / trips, min(trips, self.shown)
+        body_seconds = self.simulation.spent_in(activity.called).seconds
+        for number in range(shown):
+            # Multiply instead of adding up: the rounding errors of many iterations must not accumulate.
+            begins = start + number * period
+            ends = end if number + 1 == trips else start + (number + 1) * period
+            inner = depth
+            if trips > 1:
+                yield Span(CORE, f"{name}: iteration {number + 1} of {trips}", begins, ends, depth, False)
+                inner += 1
+            yield from self.spans(activity.called, begins, inner)
+            if activity.kind:
+                text = f"{name}: wait for a queue"
+                yield Span(CORE, text, begins + body_seconds, ends, inner, True, activity)
+        if trips > shown:
+            text = f"{name}: iterations {shown + 1} to {trips}, collapsed"
+            yield Span(CORE, text, start + shown * period, end, depth, True, activity, trips - shown)
 
 
 @dataclass(frozen=True)
@@ -248,3 +375,20 @@ def _short(path: str) -> str:
     """Return a path without the folders of this machine: from `forerun/` on, or the name of the file."""
     _, package, rest = path.rpartition("/forerun/")
     return f"forerun/{rest}" if package else path.rpartition("/")[2]
+
+
+def require_one_slice(names: Sequence[str], wanted: str | None = None) -> str:
+    """Return the slice of a trace: the wanted one, or the only one of `names`.
+
+    Raises:
+        UserError: `names` lacks the wanted slice, or none is wanted and there is not exactly one.
+    """
+    if wanted in names or (wanted is None and len(names) == 1):
+        return wanted or names[0]
+    planned = f"the plan has {', '.join(names)}" if names else "the plan compares slices of every generation"
+    raise UserError(
+        "E-PLAN-024",
+        "a trace needs one slice" if wanted is None else f"a trace of {wanted} needs a plan of this slice",
+        why=f"it shows a step on one device of one slice; {planned}",
+        fix=f"name one slice: --on {wanted or (names[0] if names else 'v6e-8')}",
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.planner.compile import fit_result, result_cache
-from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile import compiler, result_cache
+from forerun.planner.compile.fit_result import MARGIN, MOST_LAYERS, MOST_WIDTH, FitResult, decided
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.compile.unrolling import MARGIN, MOST_LAYERS, MOST_WIDTH, decided
 from forerun.planner.hlo import Module
-from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.formatting import unroll_notes
+from forerun.planner.memory import MemoryReport
 from forerun.planner.report.plan_json import as_json
+from forerun.planner.report.plan_notes import unroll_notes
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds
@@ -35,7 +33,8 @@ def result(asked: CompileRequest, peak_gib: float, seconds: float | None) -> Fit
     memory = MemoryReport(*(Bytes(int(n * GIB)) for n in (peak_gib, 1, 2, 0.5, 0)))
     step = None if seconds is None else StepTime(seconds, {"matmul": seconds})
     program = "straight" if asked.job.unroll else "loop"
-    return FitResult(asked, memory, step is not None, Seconds(2), program, "1x8x1", 1e15, 8192, {}, step)
+    module = None if step is None else STRAIGHT if asked.job.unroll else LOOP
+    return FitResult(asked, memory, step is not None, Seconds(2), program, "1x8x1", 1e15, 8192, {}, step, module=module)
 
 
 class Compiler:
@@ -45,14 +44,11 @@ class Compiler:
         self.figures = {False: loop, True: straight}
         self.compiled: list[bool] = []
 
-    def __call__(self, asked: CompileRequest, keep: Callable[[Module], None]) -> FitResult:
+    def __call__(self, asked: CompileRequest) -> FitResult:
         unroll = asked.job.unroll
         assert isinstance(unroll, bool)
         self.compiled.append(unroll)
-        answer = result(asked, *self.figures[unroll])
-        if answer.fits:
-            keep(STRAIGHT if unroll else LOOP)
-        return answer
+        return result(asked, *self.figures[unroll])
 
 
 LIMIT = slice_named("v5e-8").chip.usable_bytes / GIB
@@ -70,24 +66,23 @@ LIMIT = slice_named("v5e-8").chip.usable_bytes / GIB
     ],
 )
 def test_choice(loop: tuple[float, float | None], straight: tuple[float, float | None], unrolled: bool) -> None:
-    kept: list[Module] = []
-    compiler, asked = Compiler(loop, straight), question()
-    found = decided(asked, compiler, kept.append)
+    asked = question()
+    found = decided(asked, Compiler(loop, straight))
     assert found.unroll is not None
     assert (found.unroll.unrolled, found.program) == (unrolled, "straight" if unrolled else "loop")
     assert found.question == asked, "a search writes the job with its own value"
     assert found.compile_seconds == 4
-    assert kept == ([STRAIGHT if unrolled else LOOP] if found.fits else [])
+    assert found.module is ((STRAIGHT if unrolled else LOOP) if found.fits else None)
 
 
 @pytest.mark.parametrize("key", ["layers", "embed"])
 def test_a_large_model_is_compiled_once(key: str) -> None:
     at = {"layers": MOST_LAYERS, "embed": MOST_WIDTH}[key]
     for size, count in ((at, 2), (2 * at, 1)):
-        compiler = Compiler((8, 1.0), (9, 0.5))
-        found = decided(question(SMALL | {key: size}), compiler)
+        compiled = Compiler((8, 1.0), (9, 0.5))
+        found = decided(question(SMALL | {key: size}), compiled)
         assert found.unroll is not None
-        assert (found.unroll.unrolled, len(compiler.compiled)) == (count == 2, count)
+        assert (found.unroll.unrolled, len(compiled.compiled)) == (count == 2, count)
         assert (str(size) in found.unroll.reason) == (count == 1)
 
 
@@ -100,20 +95,20 @@ def test_a_custom_model_keeps_its_own_layers() -> None:
 def test_plan_and_a_later_run_share_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision and both programs are stored, so `train` finds what `plan` compiled."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler, asked = Compiler((8, 1.0), (9, 0.8)), question()
-    monkeypatch.setattr(result_cache, "verdict", lambda one, stop, on_phase, keep: compiler(one, keep))
+    compiled, asked = Compiler((8, 1.0), (9, 0.8)), question()
+    monkeypatch.setattr(result_cache, "verdict", lambda one, stop, on_phase: compiled(one))
     first = result_cache.cached_fit_result(asked)
     assert result_cache.cached_fit_result(asked) == first == result_cache.recall(asked)
     fixed = replace(asked, resolved=asked.resolved.with_values(unroll=True))
     assert result_cache.cached_fit_result(fixed).program == first.program == "straight"
-    assert compiler.compiled == [False, True]
+    assert compiled.compiled == [False, True]
 
 
 def test_the_report_has_the_choice_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found = decided(question(), Compiler((8, 1.0), (9, 0.8)))
     [note] = unroll_notes([found, result(question(unroll=True), 8, 1.0)])
     assert "v5e-8: true" in note
-    assert "0.8 s without a loop, 1 s with it" in note
+    assert "0.8 s without" in note
     [row] = as_json([found])["slices"]
     assert row["unroll"] == {"unrolled": True, "reason": found.unroll.reason if found.unroll else ""}
 
@@ -128,5 +123,5 @@ def test_verdict_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("forerun.planner.compile.compiler.ask", ask)
     with pytest.raises(RuntimeError, match="stop here"):
-        fit_result.verdict(question())
+        compiler.verdict(question())
     assert seen == [False]

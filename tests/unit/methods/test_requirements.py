@@ -101,7 +101,7 @@ def test_weights_of_a_program_on_each_platform() -> None:
     assert list(on_tpu.matrices) == ["['layers']['up']"]
     assert not on_tpu.how.floats
     assert on_cpu.how.floats
-    assert "int8 for 1 stack" in str(eight_bit_note(ResolvedJob(job()), on_cpu))
+    assert "int8 for 1" in str(eight_bit_note(ResolvedJob(job()), on_cpu))
     assert "slower" in str(eight_bit_note(ResolvedJob(job()), on_cpu))
     assert "slower" not in str(eight_bit_note(ResolvedJob(job()), on_tpu))
     assert eight_bit_note(ResolvedJob(job()), None) is None

@@ -68,7 +68,7 @@ def test_template_stops_and_parameters() -> None:
 
 def test_a_model_without_a_chat_format_gets_the_prompt() -> None:
     text = modelfile("small.gguf", None, [], {"do_sample": False, "temperature": 0.6})
-    assert 'TEMPLATE """{{ .Prompt }}"""' in text
+    assert '"""{{ .Prompt }}"""' in text
     assert text.endswith("PARAMETER temperature 0\n")
 
 

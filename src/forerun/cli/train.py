@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.run.train import TrainResult
     from forerun.supervise.host_address import Hosts
-    from forerun.supervise.worker.worker import Worker
+    from forerun.supervise.worker import Worker
 
     Ready = Callable[[Worker], Job | None]
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.supervise.worker.worker import connect
+    from forerun.supervise.worker import connect
 
     worker = connect(_imports)
     if args.profile:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worker | None) -> int:
     """Train the chosen stages one after the other. A stage that stops early ends the command."""
-    from forerun.supervise.worker.worker import alone
+    from forerun.supervise.worker import alone
 
     chosen = stages if args.stage is None else (stage_named(stages, args.stage),)
     if args.profile and len(chosen) > 1:
@@ -149,7 +149,7 @@ def _hosts(args: argparse.Namespace, job: Job) -> Hosts:
 
 def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, ready: Ready | None = None) -> int:
     """Train in this process. `ready` returns the job of a stage, or None if the stage is finished."""
-    from forerun.supervise.worker.worker import alone
+    from forerun.supervise.worker import alone
 
     use_job_folder(loaded.path.parent)
     from forerun.supervise.free_tpu import require_free_tpu_for

@@ -23,7 +23,7 @@ from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.saved_files import record_of
 from forerun.run_folder.stored_files import StoredFiles
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 

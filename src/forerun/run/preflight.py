@@ -16,7 +16,7 @@ from forerun.program.build import Program
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import require_usable
 from forerun.storage.retries import RetrySchedule
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.trained_model.base_weights import require_weights
 from forerun.trained_model.peft_folder import require_adapter

@@ -41,7 +41,7 @@ from forerun.run.validation import Validation
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.saved_files import LEDGER, METRICS, SavedFiles
 from forerun.run_folder.stored_files import StoredFiles, read_summary, store_summary
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog, write_summary
 from forerun.track.run_times import RunTimes

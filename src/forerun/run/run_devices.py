@@ -20,7 +20,7 @@ from forerun.program.kernels import compute_capability, job_attention
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.unroll_choice import with_unroll_chosen
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.units import Count
 
 

@@ -20,7 +20,7 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.hooks import Hook
 from forerun.run.throughput import Throughput
 from forerun.safe_text import printable
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 

@@ -14,7 +14,7 @@ from forerun.program.state import State
 from forerun.run.hooks import Hook
 from forerun.run.pipeline import FinishedStep, StepPipeline
 from forerun.run.validation import Validation
-from forerun.supervise.worker.worker import Stopped, Worker
+from forerun.supervise.worker import Stopped, Worker
 
 T = TypeVar("T")
 

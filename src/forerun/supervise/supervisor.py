@@ -16,17 +16,16 @@ from pathlib import Path
 from forerun import interrupt
 from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
+from forerun.supervise.agent import Agent
 from forerun.supervise.console import Console
 from forerun.supervise.free_tpu import require_free_tpu
-from forerun.supervise.host.agent import Agent
 from forerun.supervise.host_address import Hosts, bound_address
 from forerun.supervise.leader.leader import Leader
 from forerun.supervise.owner import Owner
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import StartWorker
-from forerun.supervise.protocol.secret import Secret, new_secret, read_secret
+from forerun.supervise.protocol.messages import Ending, StartWorker
 from forerun.supervise.protocol.tunnel import private_folder
+from forerun.supervise.protocol.wire import Secret, new_secret, read_secret
 from forerun.supervise.slice_policy import SlicePolicy
 from forerun.version import __version__
 

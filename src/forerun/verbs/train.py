@@ -26,7 +26,7 @@ from forerun.verbs.table import Table
 
 if TYPE_CHECKING:
     from forerun.run.train import TrainResult
-    from forerun.supervise.worker.worker import Worker
+    from forerun.supervise.worker import Worker
     from forerun.verbs.export.export import Export
     from forerun.verbs.language_model.language_model import LanguageModel
 

@@ -45,7 +45,7 @@ MAX_HOSTS = 8
 
 @dataclass(frozen=True)
 class HostRow:
-    """One host of hosts.json. See `forerun.supervise.leader.host_file`."""
+    """One host of hosts.json. See `forerun.supervise.leader.leader`."""
 
     name: str
     step: int | None

@@ -30,8 +30,8 @@ from forerun.run import save_schedule as saving_module
 from forerun.run import train as loop
 from forerun.run.throughput import Throughput
 from forerun.supervise.protocol.channel import NullChannel
-from forerun.supervise.worker.stop import Stop
-from forerun.supervise.worker.worker import ProgressReporter, Worker
+from forerun.supervise.worker import ProgressReporter, Worker
+from forerun.supervise.worker_stop import Stop
 from forerun.track.metrics import MetricsLog
 
 MakeJob = Callable[..., Job]

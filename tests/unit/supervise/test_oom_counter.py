@@ -3,10 +3,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from forerun.supervise.leader.member import Member
+from forerun.supervise.child import oom_kills
+from forerun.supervise.leader.leader_view import Member
 from forerun.supervise.leader.verdicts import death
-from forerun.supervise.oom_counter import MARK, oom_kills
-from forerun.supervise.protocol.worker_state import WorkerExit
+from forerun.supervise.protocol.messages import OUT_OF_MEMORY, WorkerExit
 
 
 def test_the_counter_is_found_in_both_versions_of_control_groups(tmp_path: Path) -> None:
@@ -29,5 +29,5 @@ def test_a_worker_that_the_kernel_killed_is_told_so() -> None:
     def killed(tail: str) -> Member:
         return Member(0, "a", "vm-0", 100, 0.0, exit=WorkerExit(-signal.SIGKILL, False, tail))
 
-    assert "out of memory; give it more" in death(killed(f"step 7\n{MARK}\n"))
+    assert "out of memory; give it more" in death(killed(f"step 7\n{OUT_OF_MEMORY}\n"))
     assert "kill -9, or the kernel" in death(killed("step 7\n"))

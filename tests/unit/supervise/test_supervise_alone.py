@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timing
 PROGRAM = """
 import sys, time
 from forerun.exit_codes import STOPPED
-from forerun.supervise.worker.worker import Stopped, alone, connect
+from forerun.supervise.worker import Stopped, alone, connect
 assert connect() is None
 worker = alone(grace_seconds=3000)
 phase = sys.argv[1]

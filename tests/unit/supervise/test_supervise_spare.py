@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timing
 WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from forerun.supervise.worker.worker import connect
+from forerun.supervise.worker import connect
 notes, fault = Path(sys.argv[1]), sys.argv[2]
 imported = []
 def imports():

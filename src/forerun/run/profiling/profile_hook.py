@@ -18,7 +18,7 @@ from forerun.run.profiling.recording import Recording, device_files
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.run_folder.run_folder import RunFolder
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.run_times import RunTimes
 
 SUMMARY = "profile.txt"

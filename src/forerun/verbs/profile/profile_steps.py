@@ -30,7 +30,7 @@ from forerun.run.profiling.recording import Recording
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.run_devices import program_line, program_on
 from forerun.run_folder.run_folder import RunFolder
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 from forerun.trained_model.base_weights import read_file_weights, require_matching_weights
 
 

@@ -22,7 +22,7 @@ from forerun.run.profiling.profile_hook import ProfileHook, still_ahead
 from forerun.run.profiling.recording import Recording
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.train import train
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 from forerun.verbs.profile.profile_steps import profile_steps
 
 MakeJob = Callable[..., Job]

@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
+from forerun.supervise.child import Child
 from forerun.supervise.console import Console
-from forerun.supervise.host.child import Child
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import Begin
-from forerun.supervise.protocol.worker_state import WorkerExit
+from forerun.supervise.protocol.messages import Begin, WorkerExit
 
 pytestmark = pytest.mark.timing
 

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import pytest
 
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 
 JOIN = """
 import sys
 from dataclasses import replace
 import jax
 from jax._src import xla_bridge
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 replace(silent_worker(), hosts=2, index=int(sys.argv[1]), coordinator=sys.argv[2]).initialize_jax()
 jax.config.update("jax_platforms", "cpu")
 print(xla_bridge.CUDA_VISIBLE_DEVICES.value, len(jax.local_devices()), len(jax.devices()))

@@ -7,13 +7,13 @@ import sys
 import time
 from dataclasses import replace
 
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 
 TICK_SECONDS = 0.02  # the system knows the start of a process in hundredths of a second
 PROGRAM = """
 import time
 time.sleep(0.3)
-from forerun.supervise.worker.worker import process_start_seconds
+from forerun.supervise.worker import process_start_seconds
 print(process_start_seconds())
 """
 

@@ -34,7 +34,7 @@ from forerun.supervise.protocol.messages import (
     Welcome,
     WorkerHello,
 )
-from forerun.supervise.worker.stop import Stop, Stopped
+from forerun.supervise.worker_stop import Stop, Stopped
 
 __all__ = ["Stopped", "Worker", "alone", "connect", "silent_worker"]
 

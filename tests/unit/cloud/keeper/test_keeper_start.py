@@ -1,5 +1,7 @@
 """The keeper's machine, on the fake cloud. Some of its zones have no e2 machines, as TPU-only zones of the real one."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

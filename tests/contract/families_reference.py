@@ -337,7 +337,18 @@ VARIANTS: dict[str, Variant] = {
 }
 # transformers has a configuration of the text part of these.
 TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
-FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
+FAMILIES: dict[str, list[str]] = {}  # the variants of each row
+for _name, _variant in VARIANTS.items():
+    FAMILIES.setdefault(_variant.row, []).append(_name)
+FAMILY_EXAMPLES = {row: names[-1] for row, names in FAMILIES.items()}
+# The logits of all variants are compared. Each other requirement is tested with one variant of each family: the number
+# is its place in the family's list, counted in a circle, so that a family's requirements take turns with its variants.
+TURNS = {"gradients": 0, "cache": 1, "packing": 2, "round trip": 3, "devices": -1, "greedy": -1}
+
+
+def chosen_variants(requirement: str) -> list[str]:
+    """Return the variant of each family with which a requirement is tested."""
+    return [names[TURNS[requirement] % len(names)] for names in FAMILIES.values()]
 
 
 @cache

@@ -10,18 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.typing import NDArray
+from torch_loop import job_batches, next_token_loss, training_losses
 
 from forerun.checkpoint.weights import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.hardware.devices import choose
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
-from forerun.resolve.job_corpus import open_corpus
-from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.open_data import batches_of
-from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
@@ -98,41 +94,10 @@ def peft_start(base: Path, to: Path, **config: Any) -> Path:
 
 
 def torch_losses(model: Any, job: Job, rates: list[float]) -> list[float]:
-    """Every document by itself; AdamW on what learns, with decay on matrices only, clipped."""
-    import torch
-
-    o = job.optimizer
-    learning = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in learning if p.ndim > 1], "weight_decay": o.weight_decay},
-        {"params": [p for p in learning if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    resolved = resolve_model(job)
-    corpus = open_corpus(resolved)
-    resolved = resolved.with_data(corpus)
-    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
-    losses = []
-    for number, rate in enumerate(rates):
-        batch = batches.batch_at(number)
-        names = ("tokens", "targets", "weights", "segments")
-        flat = {name: np.asarray(getattr(batch, name)).reshape(-1, job.sequence) for name in names}
-        total = torch.zeros(())
-        for row in range(job.batch):
-            for segment in range(1, flat["segments"][row].max() + 1):
-                here = flat["segments"][row] == segment
-                ids, targets = (torch.from_numpy(flat[name][row][here].astype(np.int64)) for name in names[:2])
-                nats = torch.nn.functional.cross_entropy(model(ids[None]).logits[0], targets, reduction="none")
-                total = total + (nats * torch.from_numpy(flat["weights"][row][here])).sum()
-        loss = total / float(flat["weights"].sum())
-        adamw.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(learning, o.clip)
-        for group in adamw.param_groups:
-            group["lr"] = rate
-        adamw.step()
-        losses.append(float(loss.detach()))
-    return losses
+    """Return the losses of torch's AdamW on what learns of `model`."""
+    return training_losses(
+        model.named_parameters(), job.optimizer, job_batches(job, len(rates)), rates, next_token_loss(model)
+    )
 
 
 def torch_logits(model: Any, ids: NDArray[Any]) -> NDArray[Any]:

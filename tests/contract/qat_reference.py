@@ -7,8 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def rounded_model(folder: Path, qat: Any) -> Any:
     """The checkpoint in `folder` with every linear layer but the read-out rounded as the job's `qat` says."""
@@ -98,35 +96,3 @@ def recovering_model(folder: Path, qat: Any, adapter: Path, factor: float) -> An
         within = model.get_submodule(parent)
         setattr(within, own, Recovering(getattr(within, own), down, up))
     return model
-
-
-def losses(model: Any, optimizer: Any, batches: list[Any], rates: list[float]) -> list[float]:
-    """Rows of one document each. AdamW with decay on matrices, neither on norms nor on scales; clipped."""
-    import torch
-
-    torch.set_num_threads(1)
-    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    plain = [p for name, p in learning.items() if p.ndim == 1 or name.endswith("log_scale")]
-    matrices = [p for name, p in learning.items() if p.ndim > 1 and not name.endswith("log_scale")]
-    groups = [{"params": matrices, "weight_decay": optimizer.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=1.0, betas=(optimizer.b1, optimizer.b2), eps=optimizer.eps)
-    found = []
-    for batch, rate in zip(batches, rates, strict=True):
-        tokens, targets, weights, segments = (
-            np.asarray(getattr(batch, name)).reshape(-1, batch.tokens.shape[-1])
-            for name in ("tokens", "targets", "weights", "segments")
-        )
-        assert (segments == 1).all(), "a row of several documents is beyond this loop"
-        adamw.zero_grad()
-        logits = model(torch.from_numpy(tokens.astype(np.int64))).logits.float()
-        nats = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), torch.from_numpy(targets.astype(np.int64)).flatten(), reduction="none"
-        )
-        loss = (nats * torch.from_numpy(weights).flatten()).sum() / float(weights.sum())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(learning.values()), optimizer.clip)
-        for one in adamw.param_groups:
-            one["lr"] = rate
-        adamw.step()
-        found.append(float(loss.detach()))
-    return found

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from error_assertions import raises_error
 from test_equalities import ONE, VOCAB, assert_near, built, packed, params_of, run
 
 from forerun.config.schema import Job, Model, Remat
-from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import require_split_sequences
 from forerun.models.decoder import Decoder
@@ -131,7 +131,7 @@ def test_split_program_is_single_device() -> None:
 def test_what_cannot_be_split_is_rejected_before_compilation(changes: dict[str, Any], code: str) -> None:
     fields: dict[str, Any] = {"model": TINY_MODEL, "data": "unread", "sequence": 32, "batch": 1}
     resolved = ResolvedJob(Job(**{**fields, "steps": 1, **changes}))
-    with pytest.raises(UserError, match=code):
+    with raises_error(code):
         program_of(resolved, MeshShape(1, 1, 1, context=8), jax.devices()[:8])
 
 
@@ -139,6 +139,6 @@ def test_a_custom_class_must_declare_that_it_splits_sequences() -> None:
     class Own:
         vocab, heads = 8, None
 
-    with pytest.raises(UserError, match="E-MODEL-050"):
+    with raises_error("E-MODEL-050"):
         require_split_sequences(Own(), 2)  # type: ignore[arg-type]
     require_split_sequences(Own(), 1)  # type: ignore[arg-type]

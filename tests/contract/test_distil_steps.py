@@ -17,15 +17,13 @@ import jax
 import numpy as np
 import pytest
 from tiny_qwen3 import VOCAB, tiny_model, write_tokenizer
+from torch_loop import job_batches, mean_loss, training_losses
 
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.hardware.devices import choose
 from forerun.reporter import LineReporter, StepView
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.open_data import batches_of
-from forerun.run.run_devices import program_on
 from forerun.run.train import TrainResult, train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
@@ -96,58 +94,34 @@ def losses(rows: list[dict[str, Any]], name: str = "loss") -> np.ndarray:
 
 
 def torch_losses(job: Job, rates: list[float]) -> np.ndarray:
-    """Every document by itself. AdamW with decay on matrices only, clipped."""
     import torch
     import transformers
     from torch.nn import functional
 
-    torch.set_num_threads(1)
-
     def model(name: str) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="eager")
 
-    said, o = job.distil, job.optimizer
-    assert said is not None
-    student, teacher, beginning = model("base"), model("teacher").eval(), model("base").eval()
-    groups = [
-        {"params": [p for p in student.parameters() if p.ndim > 1], "weight_decay": o.weight_decay},
-        {"params": [p for p in student.parameters() if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    resolved = resolve_model(job)
-    corpus = open_corpus(resolved)
-    resolved = resolved.with_data(corpus)
-    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
-    found = []
+    distil = job.distil
+    assert distil is not None
+    student, teacher, start = model("base"), model("teacher").eval(), model("base").eval()
 
     def kl(theirs: Any, ours: Any, temperature: float) -> Any:
         log_p, log_q = (functional.log_softmax(x / temperature, -1) for x in (theirs, ours))
         return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
-    for number in range(STEPS):
-        batch = batches.batch_at(number)
-        adamw.zero_grad()
-        total = torch.zeros(())
-        names = ("tokens", "targets", "weights", "segments")
-        flat = {name: np.asarray(getattr(batch, name)).reshape(-1, job.sequence) for name in names}
-        for row in range(job.batch):
-            for segment in range(1, flat["segments"][row].max() + 1):
-                here = flat["segments"][row] == segment
-                ids, targets = (torch.from_numpy(flat[x][row][here].astype(np.int64)) for x in ("tokens", "targets"))
-                weights, logits = torch.from_numpy(flat["weights"][row][here]), student(ids[None]).logits[0]
-                with torch.no_grad():
-                    words, began = teacher(ids[None]).logits[0], beginning(ids[None]).logits[0]
-                nats = (1 - said.soft) * functional.cross_entropy(logits, targets, reduction="none")
-                nats = nats + said.soft * said.temperature**2 * kl(words, logits, said.temperature)
-                total = total + (weights * (nats + said.anchor * kl(began, logits, 1.0))).sum()
-        loss = total / float(flat["weights"].sum())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(student.parameters(), o.clip)
-        for group in adamw.param_groups:
-            group["lr"] = rates[number]
-        adamw.step()
-        found.append(float(loss.detach()))
-    return np.array(found)
+    def losses_of(ids: Any, targets: Any) -> Any:
+        logits = student(ids[None]).logits[0]
+        with torch.no_grad():
+            teacher_logits, start_logits = teacher(ids[None]).logits[0], start(ids[None]).logits[0]
+        hard = functional.cross_entropy(logits, targets, reduction="none")
+        soft = distil.temperature**2 * kl(teacher_logits, logits, distil.temperature)
+        return (1 - distil.soft) * hard + distil.soft * soft + distil.anchor * kl(start_logits, logits, 1.0)
+
+    return np.array(
+        training_losses(
+            student.named_parameters(), job.optimizer, job_batches(job, STEPS), rates, lambda b: mean_loss(b, losses_of)
+        )
+    )
 
 
 def torch_perplexity(job: Job) -> float:

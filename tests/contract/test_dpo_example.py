@@ -31,4 +31,3 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[-1]["validation_rewards/accuracies"] == 1.0
     assert "accuracy 100.0%" in out.getvalue()
     assert "validation: 17 of " in out.getvalue()
-    assert "reference: the starting model, evaluated once on every pair" in out.getvalue()

@@ -99,4 +99,4 @@ def test_a_folder_with_other_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         trained(job_in(tmp_path, "{rank: 4, targets: [gate_proj, down_proj], start: first}"))
     assert raised.value.code == "E-RUN-004"
-    assert "here and not there: gate_up_proj" in raised.value.why
+    assert "gate_up_proj" in raised.value.why

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import family_parity as parity
 import jax
 import numpy as np
 import pytest
-from families_reference import FAMILY_EXAMPLES, VARIANTS, VOCAB, pair, params_of
+from families_reference import FAMILIES, TURNS, VARIANTS, VOCAB, chosen_variants, pair, params_of
 from family_parity import LENGTH, ROWS
 from safetensors.numpy import load_file
 
@@ -26,38 +26,34 @@ from forerun.program.build import build, make_mesh
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 
-EVERY = pytest.mark.parametrize("name", VARIANTS)
-# Together these have each kind of layer, norm, position and head. CI compares the logits of all variants, and
-# everything else of these.
-SAMPLE = (
-    *(
-        "llama3",
-        "qwen2-window",
-        "qwen3",
-        "gemma2-tail",
-        "gemma4-26b",
-        "gemma4-e2b",
-        "phi3-longrope",
-        "olmo2",
-        "granite",
-        "glm4",
-    ),
-    *("qwen3.5", "qwen3.5-moe", "lfm2-tail", "qwen3-moe", "mixtral", "minimax-m2", "gpt-oss", "gpt2"),
-)
+# Together these families have each kind of layer, norm, position and head. CI compares the logits of all variants, and
+# everything else of these families.
+SAMPLE = {
+    *("Llama 2, 3.x", "Qwen2, 2.5", "Qwen3", "Gemma 2", "Gemma 4 26B-A4B (text)", "Gemma 4 E2B, E4B (text)"),
+    *("Phi-3, Phi-4-mini", "OLMo 2", "Granite 3, 4.1", "GLM-4", "Qwen3.5, 3.6, 3.8 (dense)", "Qwen3.5, 3.6 (experts)"),
+    *("LFM2, LFM2.5", "Qwen3-MoE", "Mixtral", "MiniMax-M2", "gpt-oss", "GPT-2"),
+}
 Note = Callable[[str, str, Any], None]
 
 
-def sampled(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with all names. Those that are not in the sample are slow."""
-    marks = {name: () if name in SAMPLE else pytest.mark.slow for name in names}
+def one_of_each_family(requirement: str) -> pytest.MarkDecorator:
+    """Parametrize a test with the variants of a requirement. Families that are not in the sample are slow."""
+    marks = {name: () if VARIANTS[name].row in SAMPLE else pytest.mark.slow for name in chosen_variants(requirement)}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
+
+
+def test_each_requirement_has_each_family_and_each_variant_has_a_requirement() -> None:
+    chosen = {requirement: chosen_variants(requirement) for requirement in TURNS}
+    assert {tuple(VARIANTS[name].row for name in names) for names in chosen.values()} == {tuple(FAMILIES)}
+    assert {name for names in chosen.values() for name in names} == set(VARIANTS)
+    assert {VARIANTS[name].row for name in VARIANTS} >= SAMPLE
 
 
 def expected_logits(name: str) -> np.ndarray:
     return parity.expected_logits(pair(name))
 
 
-@EVERY
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.torch
 def test_logits(name: str, families_table: Note) -> None:
     assert np.std(expected_logits(name)[parity.REAL]) > parity.SPREAD
@@ -88,13 +84,13 @@ def expected_loss_and_gradients(name: str) -> tuple[float, Any]:
     return parity.expected_loss_and_gradients(pair(name))
 
 
-@EVERY
+@pytest.mark.parametrize("name", chosen_variants("packing"))
 @pytest.mark.torch
 def test_packed_documents_do_not_see_each_other(name: str) -> None:
     assert parity.packing_difference(pair(name)) < parity.LOGITS_LIMIT
 
 
-@sampled(VARIANTS)
+@one_of_each_family("gradients")
 @pytest.mark.torch
 def test_gradients_of_the_mean_loss(name: str, families_table: Note) -> None:
     expected_loss, expected = expected_loss_and_gradients(name)
@@ -106,7 +102,7 @@ def test_gradients_of_the_mean_loss(name: str, families_table: Note) -> None:
     families_table(VARIANTS[name].row, "gradients", worst)
 
 
-@sampled(VARIANTS)
+@one_of_each_family("cache")
 @pytest.mark.torch
 def test_the_cache_gives_the_same_logits(name: str) -> None:
     """Against the reference's logits, which have no cache."""
@@ -114,7 +110,7 @@ def test_the_cache_gives_the_same_logits(name: str) -> None:
 
 
 @pytest.mark.torch
-@sampled(FAMILY_EXAMPLES.values())
+@one_of_each_family("devices")
 def test_a_step_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and norm of all gradients are those of the reference, whose parameters lie in one place."""
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)  # these matrices count as large

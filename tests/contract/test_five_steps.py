@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch_programs
 from families_reference import VARIANTS, Variant, reference_of
+from torch_loop import mean_loss, training_losses
 
 import forerun as fr
 
@@ -36,44 +37,20 @@ def with_bytes(variant: Variant) -> Variant:
 
 
 def torch_losses(folder: Path, forward: torch_programs.Forward, batches: list[Any], job: fr.Job) -> list[float]:
-    import torch
     from safetensors.torch import load_file
+    from torch.nn.functional import cross_entropy
 
-    torch.set_num_threads(1)
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
-    fixed = {name: weight for name, weight in weights.items() if name.endswith("layer_scalar")}
-    trained = {name: weight.requires_grad_() for name, weight in weights.items() if name not in fixed}
-    o = job.optimizer
-    is_matrix = {name: weight.ndim > 1 for name, weight in trained.items()}
-    groups = [
-        {"params": [trained[name] for name in trained if is_matrix[name] is decays], "weight_decay": decay}
-        for decays, decay in ((True, o.weight_decay), (False, 0.0))
-    ]
-    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    losses = []
-    for batch in batches:
-        rows = {
-            name: np.asarray(getattr(batch, name)).reshape(-1, job.sequence)
-            for name in ("tokens", "targets", "weights", "segments")
-        }
-        adamw.zero_grad()
-        nats, total = torch.zeros(()), float(rows["weights"].sum())
-        for row, segments in enumerate(rows["segments"]):
-            for segment in range(1, segments.max() + 1):
-                here = segments == segment
-                tokens, targets = (
-                    torch.from_numpy(rows[name][row][here].astype(np.int64)) for name in ("tokens", "targets")
-                )
-                logits = forward(trained | fixed, config, tokens)
-                each = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-                nats = nats + (each * torch.from_numpy(rows["weights"][row][here])).sum()
-        loss = nats / total
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(trained.values()), o.clip)
-        adamw.step()
-        losses.append(float(loss.detach()))
-    return losses
+    for name, weight in weights.items():
+        weight.requires_grad_(not name.endswith("layer_scalar"))
+
+    def loss_of(batch: Any) -> Any:
+        return mean_loss(
+            batch, lambda ids, targets: cross_entropy(forward(weights, config, ids), targets, reduction="none")
+        )
+
+    return training_losses(weights.items(), job.optimizer, batches, [job.optimizer.lr] * STEPS, loss_of)
 
 
 @pytest.mark.parametrize("family", PROGRAMS)

@@ -157,7 +157,7 @@ def test_a_quantized_base_trains_and_is_merged(tmp_path: Path) -> None:
     rows = trained(job_in(tmp_path, "{rank: 4, base: nf4, block: 16}", "devices=2"))
     assert rows[0]["loss"] - rows[-1]["loss"] > 0.2
     run = tmp_path / "runs" / "run"
-    assert "those of the trained state" in export(str(run), str(tmp_path / "merged"), merge=True).proof
+    export(str(run), str(tmp_path / "merged"), merge=True)
     np.testing.assert_allclose(torch_logits(torch_model(tmp_path / "merged"), IDS), our_logits(run), atol=1e-4)
 
 

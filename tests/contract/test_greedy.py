@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +25,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> fam
     return families.pair(f"{name}, 128 positions")
 
 
-# One of each family; all 26 with FORERUN_ALL_VARIANTS=1.
-CHOSEN = families.VARIANTS if os.environ.get("FORERUN_ALL_VARIANTS") else families.FAMILY_EXAMPLES.values()
-
-
-@pytest.mark.parametrize("pair", CHOSEN, indirect=True)
+@pytest.mark.parametrize("pair", families.chosen_variants("greedy"), indirect=True)
 def test_greedy_text_is_that_of_transformers(
     pair: families.Pair, request: pytest.FixtureRequest, families_table: Callable[[str, str, Any], None]
 ) -> None:

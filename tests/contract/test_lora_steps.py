@@ -66,5 +66,5 @@ def test_twenty_steps_follow_peft(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(torch_logits(again, IDS), our_logits(run), atol=2e-5)
     np.testing.assert_allclose(torch_logits(again, IDS), torch_logits(model, IDS), atol=5e-3)
     if kind == "lora":
-        assert "those of the trained state" in export(str(run), str(tmp_path / "merged"), merge=True).proof
+        export(str(run), str(tmp_path / "merged"), merge=True)
         np.testing.assert_allclose(torch_logits(torch_model(tmp_path / "merged"), IDS), our_logits(run), atol=2e-5)

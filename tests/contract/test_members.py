@@ -1,4 +1,7 @@
-"""Every named size of the table: counted, lowered for a TPU slice, and a small copy of each kind stepped."""
+"""Named sizes of the table: all are counted, and one of each kind is lowered for a TPU slice.
+
+Small copies of three kinds are stepped, also on the newest jax. tests/contract/test_families.py steps all families.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from forerun.config.schema import Job, Model, RopeScaling
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
+from forerun.models.families.registry import family_for
 from forerun.models.registry import model_of
 from forerun.models.sizes import SIZES
 from forerun.nn import sharding, spec
@@ -55,16 +59,12 @@ PUBLISHED = {
 }
 
 
-def traits(config: DecoderConfig) -> tuple[bool, ...]:
-    """What makes a size another kind of program and not only another width."""
-    scaled, windowed = config.rope_scaling is not None, config.window is not None
-    shared = config.kv_heads < config.heads
-    return (config.tied, config.qkv_bias, config.qk_norm, scaled, windowed, shared)
+def program_kind(config: DecoderConfig) -> tuple[Any, ...]:
+    """Return what makes a size another kind of program and not only another width or depth."""
+    return family_for(config).model_type, config.tied, config.qk_norm, config.rope_scaling is None, config.heads % 2
 
 
-# tests/unit/program/test_expert_axis.py steps models with experts.
-KINDS = {traits(config): name for name, config in reversed(SIZES.items()) if config.experts is None}
-NEWEST = ("llama3.2-1b", "qwen3-0.6b", "mistral-7b")  # what the newest jax runs too
+KINDS = {program_kind(config): name for name, config in reversed(SIZES.items())}  # the first size of each kind
 
 
 def section(config: DecoderConfig) -> Model:
@@ -87,8 +87,27 @@ def test_parameter_count(name: str) -> None:
     assert spec.count(model_of(Model(name=name)).specs()) == PUBLISHED[name]
 
 
+@pytest.mark.torch
+def test_mistral_7b_is_the_default_of_transformers() -> None:
+    """Its heads, its window and its RoPE do not show in the parameter count."""
+    from transformers import MistralConfig
+
+    theirs, ours = MistralConfig(), SIZES["mistral-7b"]
+    assert (ours.layers, ours.embed, ours.mlp, ours.vocab, ours.heads, ours.kv_heads) == (
+        *(theirs.num_hidden_layers, theirs.hidden_size, theirs.intermediate_size, theirs.vocab_size),
+        *(theirs.num_attention_heads, theirs.num_key_value_heads),
+    )
+    expected = (
+        theirs.head_dim,
+        theirs.sliding_window,
+        theirs.tie_word_embeddings,
+        theirs.rope_parameters["rope_theta"],
+    )
+    assert (ours.head_dim, ours.window, ours.tied, ours.rope_theta) == expected
+
+
 @pytest.mark.aot
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", sorted(KINDS.values()))
 def test_lowers_for_a_slice(name: str) -> None:
     """Two layers of the full width, through Mosaic, on eight chips that are only described."""
     from jax.experimental import topologies
@@ -106,9 +125,7 @@ def test_lowers_for_a_slice(name: str) -> None:
     assert f"{stacked}x{matrix}xf32" in text  # gate and up, all layers, master weights
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in NEWEST else pytest.mark.slow) for name in KINDS.values()]
-)
+@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-0.6b", "mistral-7b"])
 def test_a_small_copy_steps_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start no token is likelier than another; after a step every parameter has moved and lies where it lay."""
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)  # its matrices count as large

@@ -19,7 +19,7 @@ BEGIN = "<!-- {}: written by tests/contract/test_methods_table.py -->\n"
 END = "<!-- end of {} -->"
 # The reference of each method with its tolerance, and the test that compares them.
 REFERENCES = {
-    "pretrain": ("transformers, logits and gradients", "tests/contract/test_reference_logits.py",
+    "pretrain": ("transformers, logits and gradients", "tests/contract/test_families.py",
                  "test_gradients_of_the_mean_loss"),
     "sft": ("torch, 20 steps, 1e-4", "tests/contract/test_sft_steps.py", "test_twenty_steps_follow_torch"),
     "lora": ("PEFT + torch, 20 steps, 1e-4", "tests/contract/test_lora_steps.py", "test_twenty_steps_follow_peft"),

@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from lora_reference import our_logits, peft_start
-from qat_reference import losses, recovering_model, rounded_model
+from qat_reference import recovering_model, rounded_model
 from safetensors.numpy import load_file
 from test_sft_steps import checkpoint
+from torch_loop import job_batches, next_token_loss, training_losses
 
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.hardware.devices import choose
-from forerun.resolve.job_corpus import open_corpus
-from forerun.resolve.resolve_model import resolve_model
-from forerun.run.open_data import batches_of
-from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
@@ -61,13 +57,9 @@ def trained(job: Job) -> Path:
     return Path(job.runs) / job.name
 
 
-def batches_in(job: Job) -> list[Any]:
-    resolved = resolve_model(job)
-    corpus = open_corpus(resolved)
-    resolved = resolved.with_data(corpus)
-    program = program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
-    found = batches_of(resolved, program, corpus)
-    return [found.batch_at(number) for number in range(STEPS)]
+def torch_losses(model: Any, job: Job, rows: list[dict[str, Any]]) -> np.ndarray:
+    batches, rates = job_batches(job, STEPS), [row["lr"] for row in rows]
+    return np.array(training_losses(model.named_parameters(), job.optimizer, batches, rates, next_token_loss(model)))
 
 
 def follows(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -94,14 +86,14 @@ def test_twenty_steps_follow_torch_and_transformers_loads_the_export(
         for name, module in reference.named_modules():
             if torch.nn.utils.parametrize.is_parametrized(module) and name.rpartition(".")[2] not in job.qat.targets:
                 torch.nn.utils.parametrize.remove_parametrizations(module, "weight", leave_parametrized=False)
-    theirs = np.array(losses(reference, job.optimizer, batches_in(job), [row["lr"] for row in rows]))
+    theirs = torch_losses(reference, job, rows)
     assert ours[0] - ours[-1] > 1, "it has learned nothing: that would prove little"
     follows(ours, theirs)
 
     exported = export(str(run), str(tmp_path / "out")).folder
     tensors = load_file(exported / "model.safetensors")
     assert not any(name.endswith("q_proj.weight") and x.dtype == np.float32 for name, x in tensors.items())
-    ids = np.asarray(batches_in(job)[0].tokens).reshape(-1, job.sequence)[:3].astype(np.int32)
+    ids = np.asarray(job_batches(job, 1)[0].tokens).reshape(-1, job.sequence)[:3].astype(np.int32)
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     with torch.no_grad():
         got = loaded(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
@@ -126,7 +118,7 @@ def test_twenty_steps_of_a_recovery_adapter_follow_torch(
     rows = read_metrics(trained(job) / "metrics.jsonl")
     ours = np.array([row["loss"] for row in rows])
     reference = recovering_model(base, job.qat, first, 16 / 32)
-    theirs = np.array(losses(reference, job.optimizer, batches_in(job), [row["lr"] for row in rows]))
+    theirs = torch_losses(reference, job, rows)
     assert ours[0] - ours[-1] > 0.2, "it has learned nothing: that would prove little"
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     assert ours[0] == pytest.approx(theirs[0], rel=3e-6), "rounded activations alone make 1e-5"
@@ -141,7 +133,7 @@ def test_peft_loads_the_adapters_over_the_integers(base: Path, tmp_path: Path, m
     job = job_in(tmp_path, base, "{weights: int4, group: 12}", "lora={rank: 4, base: float32}", "steps=8")
     run = trained(job)
     exported = export(str(run), str(tmp_path / "out")).folder
-    ids = np.asarray(batches_in(job)[0].tokens).reshape(-1, job.sequence)[:2].astype(np.int32)
+    ids = np.asarray(job_batches(job, 1)[0].tokens).reshape(-1, job.sequence)[:2].astype(np.int32)
     expected = our_logits(run, ids)
     under: Any = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     with torch.no_grad():

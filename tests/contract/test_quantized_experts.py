@@ -178,5 +178,5 @@ def test_a_run_reads_trains_resumes_and_exports_quantized_experts(tmp_path: Path
     assert [row["loss"] for row in trained(jobs[1])] == [row["loss"] for row in rows]
     assert json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())["resumed_at"] == 15
 
-    assert "those of the trained state" in export(str(run), str(tmp_path / "merged"), merge=True).proof
+    export(str(run), str(tmp_path / "merged"), merge=True)
     np.testing.assert_allclose(torch_logits(torch_model(tmp_path / "merged"), IDS), our_logits(run), atol=1e-4)

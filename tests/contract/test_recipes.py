@@ -21,13 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from error_assertions import raises_error
 from lora_reference import our_logits, rest_as, torch_logits, torch_model
 
 from forerun.checkpoint.reader import Reader
 from forerun.cli.main import main
 from forerun.config.load import load
 from forerun.config.recipes import RECIPES, recipe_named, written
-from forerun.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "methods_tiny.json"
@@ -237,11 +237,11 @@ def test_a_written_job_is_read_back_as_it_was_asked_for(name: str, tmp_path: Pat
     assert job.model.name == model
     assert job.data.path == data
     assert "MODEL" not in target.read_text()
-    with pytest.raises(UserError, match="E-JOB-008"):
+    with raises_error("E-JOB-008"):
         written(RECIPES[name], target)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="E-JOB-007") as caught:
+    with raises_error("E-JOB-007") as caught:
         recipe_named("qlra")
     assert caught.value.fix == "did you mean 'qlora'?"

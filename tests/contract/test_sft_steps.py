@@ -14,15 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_qwen3 import tiny_model, write_tokenizer
+from torch_loop import job_batches, next_token_loss, training_losses
 
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.hardware.devices import choose
-from forerun.objectives.batch import NAMES
-from forerun.resolve.job_corpus import open_corpus
-from forerun.resolve.resolve_model import resolve_model
-from forerun.run.open_data import batches_of
-from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
@@ -58,45 +53,15 @@ def job_in(folder: Path, form: str) -> Job:
 
 
 def torch_losses(folder: Path, job: Job, rates: list[float]) -> list[float]:
-    """Every document by itself, its loss on the weighted targets; AdamW with decay on matrices only, clipped."""
     import torch
     import transformers
 
-    torch.set_num_threads(1)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder / "base", dtype=torch.float32, attn_implementation="eager"
     )
-    o = job.optimizer
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    resolved = resolve_model(job)
-    corpus = open_corpus(resolved)
-    resolved = resolved.with_data(corpus)
-    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
-    losses = []
-    for number in range(STEPS):
-        batch = batches.batch_at(number)
-        adamw.zero_grad()
-        total = torch.zeros(())
-        flat = {name: np.asarray(getattr(batch, name)).reshape(-1, job.sequence) for name in NAMES}
-        for row in range(job.batch):
-            for segment in range(1, flat["segments"][row].max() + 1):
-                here = flat["segments"][row] == segment
-                ids = torch.from_numpy(flat["tokens"][row][here].astype(np.int64))[None]
-                targets = torch.from_numpy(flat["targets"][row][here].astype(np.int64))
-                weights = torch.from_numpy(flat["weights"][row][here])
-                nats = torch.nn.functional.cross_entropy(model(ids).logits[0].float(), targets, reduction="none")
-                total = total + (nats * weights).sum()
-        loss = total / float(flat["weights"].sum())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip)
-        for group in adamw.param_groups:
-            group["lr"] = rates[number]
-        adamw.step()
-        losses.append(float(loss.detach()))
-    return losses
+    return training_losses(
+        model.named_parameters(), job.optimizer, job_batches(job, STEPS), rates, next_token_loss(model)
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)

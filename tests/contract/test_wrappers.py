@@ -81,11 +81,11 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     assert np.abs(expected).max() > 1
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral3, published", "qwen3_5", "qwen3_5_moe, published", "gemma4"])
-def test_greedy_text_is_that_of_transformers(name: str) -> None:
+def test_greedy_text_is_that_of_transformers() -> None:
+    """tests/contract/test_greedy.py compares the greedy text of all families, whose text part this is."""
     import torch
 
-    folder, prompt = checkpoint(name), [5, 17, 3, 90, 11, 42, 8]
+    folder, prompt = checkpoint("mistral3, published"), [5, 17, 3, 90, 11, 42, 8]
     model, params, mesh = loaded(folder)
     engine = Engine(model, params, mesh, Compute(), frozenset(), model.vocab)
     ours = [step[0] for step in Stream(engine, [prompt], Settings(16, Sampling(temperature=0)))]
@@ -95,9 +95,8 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     assert ours == out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    "name", ["mistral3, published", "qwen3_5", "qwen3_5_moe, published", "gemma4", "gemma4, experts"]
-)
+# The test of adapters exports the other kinds.
+@pytest.mark.parametrize("name", ["mistral3, published", "qwen3_5_moe, published", "gemma4, experts"])
 def test_export_keeps_the_other_parts(name: str, tmp_path: Path) -> None:
     base = checkpoint(name)
     done = export(str(trained(tmp_path, base)), str(tmp_path / "out"))

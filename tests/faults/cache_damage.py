@@ -6,7 +6,6 @@ result, and the entry must be good afterwards. One JSON line per trial, each a f
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax._src import compilation_cache
+from rig import print_lines
 
 from forerun.run.compile.compile_cache import SUFFIX, SealedCache, use_sealed
 from forerun.run.compile.compile_step import CACHE_HIT, count_events
@@ -117,13 +117,5 @@ def trials(count: int) -> Iterator[dict[str, Any]]:
             yield trial(number, Path(folder))
 
 
-def main() -> int:
-    good = True
-    for line in trials(int(sys.argv[1])):
-        good = good and line["ok"]
-        print(json.dumps(line), flush=True)
-    return 0 if good else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(trials(int(sys.argv[1]))))

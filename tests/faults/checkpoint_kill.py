@@ -19,7 +19,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rig import attached_strace
 from runs import states
 
 from forerun.checkpoint.reader import Reader
@@ -255,7 +255,7 @@ def failed_at(call: str, error: str, when: int, folder: Path) -> dict[str, Any]:
     """Every thread's `when`th such call of a save, and each after it, fails; then all is well again."""
     saver = Forked(saves_and_goes_on(folder))
     assert saver.heard() == {"committed": 1}
-    tracer = traced(saver.pid, call, f"error={error}:when={when}+")
+    tracer = attached_strace(saver.pid, call, f"error={error}:when={when}+")
     saver.go_on()
     told = saver.heard()
     tracer.terminate()
@@ -264,25 +264,6 @@ def failed_at(call: str, error: str, when: int, folder: Path) -> dict[str, Any]:
     (found,) = saver.end()
     whole = found["newest"] == (1 if told["told"] else 2) and found["then"] == 3
     return {"call": call, "error": error, "when": when, **told, **found, "good": whole and found["finally"] == []}
-
-
-def traced(pid: int, call: str, inject: str) -> subprocess.Popen[str]:
-    command = [
-        "strace",
-        "-f",
-        "-p",
-        str(pid),
-        "-o",
-        "/dev/null",
-        "-e",
-        f"trace={call}",
-        "-e",
-        f"inject={call}:{inject}",
-    ]
-    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert tracer.stderr is not None
-    assert "attached" in tracer.stderr.readline()
-    return tracer
 
 
 def failing_calls(calls: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -297,7 +278,7 @@ def killed_at(call: str, when: int, folder: Path) -> dict[str, Any] | None:
     """Killed when a thread enters its `when`th such call after the first save; None if no thread makes so many."""
     saver = Forked(saves(folder))
     assert saver.heard() == {"committed": 1}
-    tracer = traced(saver.pid, call, f"signal=SIGKILL:when={when}")
+    tracer = attached_strace(saver.pid, call, f"signal=SIGKILL:when={when}")
     saver.go_on()
     committed = max([1, *(line["committed"] for line in saver.end())])
     tracer.communicate(timeout=SECONDS)

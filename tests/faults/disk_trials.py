@@ -7,7 +7,6 @@ that no record names, and the run must be EXACT at its end.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -20,7 +19,9 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from runs import PATIENCE_SECONDS, Bench, Outcome, Run
+from needs import fill_disk
+from rig import attached_strace
+from runs import PATIENCE_SECONDS, Bench, Outcome
 
 from forerun.exit_codes import STORAGE_FAILED
 
@@ -46,15 +47,6 @@ def end() -> None:
         shutil.rmtree(made.folder)
 
 
-def failing(run: Run) -> subprocess.Popen[str]:
-    """From here on, what a save rests on fails with EIO."""
-    command = ["strace", "-f", "-p", str(run.worker()), "-o", "/dev/null", "-e", f"trace={CALLS}"]
-    tracer = subprocess.Popen([*command, "-e", f"inject={CALLS}:error=EIO"], stderr=subprocess.PIPE, text=True)
-    assert tracer.stderr is not None
-    assert "attached" in tracer.stderr.readline()
-    return tracer
-
-
 def trial(kind: str, seed: int) -> dict[str, Any]:
     made, expected = bench()
     chance = random.Random(f"disk {kind} {seed}")
@@ -65,10 +57,9 @@ def trial(kind: str, seed: int) -> dict[str, Any]:
         before = [commit.number for commit in run.commits()]
         broken = time.time()
         if kind == "full":
-            with ballast.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - chance.choice((0, 4096, 1 << 20)))
+            fill_disk(disk, chance.choice((0, 4096, 1 << 20)))
         else:
-            tracer = failing(run)
+            tracer = attached_strace(run.worker(), CALLS, "error=EIO")
         time.sleep(chance.uniform(1, 4))
         while_broken = [commit.number for commit in run.commits()]
         if kind == "full":

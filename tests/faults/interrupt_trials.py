@@ -33,6 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from rig import print_lines
 from runs import ROOT, TEXT
 from teacher_folder import write_teacher
 
@@ -339,13 +340,5 @@ def trials(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
             yield trial(bench, number, seconds)
 
 
-def main() -> int:
-    good = True
-    for line in trials(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0):
-        good = good and line["ok"]
-        print(json.dumps(line), flush=True)
-    return 0 if good else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(trials(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)))

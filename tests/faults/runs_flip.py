@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import random
 import re
-import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from rig import print_lines
 from runs import JOB, Bench, Outcome
 from runs_hosts import HostsRun, reference
 
@@ -105,18 +106,13 @@ def trial(bench: Bench, expected: Outcome, number: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no run behind
-    good = True
+def trials(count: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         bench = bench_in(Path(folder, "bench"))
         expected = reference(bench, HOSTS)
-        for number in range(int(sys.argv[1])):
-            line = trial(bench, expected, number)
-            good = good and line["ok"]
-            print(json.dumps(line), flush=True)
-    return 0 if good else 1
+        for number in range(count):
+            yield trial(bench, expected, number)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(trials(int(sys.argv[1]))))

@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from rig import print_lines
 from runs import JOB, TEXT, Bench, Outcome, Run
 
 from forerun.exit_codes import STOPPED
@@ -95,17 +96,12 @@ def trials_of(bench: Bench, expected: Outcome, looks: dict[int, str], trials: in
         yield from ({**line, "exact": exact, "ok": line["good"] and exact} for line in lines)
 
 
-def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no run behind
-    good = True
+def lines(trials: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         bench = bench_in(Path(folder, "bench"))
         expected = bench.reference()
-        for line in trials_of(bench, expected, bench.run("reference").looks(), int(sys.argv[1])):
-            good = good and line["ok"]
-            print(json.dumps(line), flush=True)
-    return 0 if good else 1
+        yield from trials_of(bench, expected, bench.run("reference").looks(), trials)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(lines(int(sys.argv[1]))))

@@ -10,7 +10,6 @@ must stay as it was.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -24,6 +23,7 @@ if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from rig import print_lines
 from runs import Bench, Run, arrays_digest, digest, state_digest
 
 from forerun.checkpoint.log import Log
@@ -163,13 +163,5 @@ def trials(count: int) -> Iterator[dict[str, Any]]:
                 yield {**about, "possible": True, **possible(bench, number, first, other)}
 
 
-def main() -> int:
-    good = True
-    for line in trials(int(sys.argv[1])):
-        good = good and line["ok"]
-        print(json.dumps(line), flush=True)
-    return 0 if good else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(trials(int(sys.argv[1]))))

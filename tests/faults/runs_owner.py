@@ -12,7 +12,6 @@ its next commit and leave, and every commit after the second's claim must be the
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from rig import print_lines
 from runs import Bench, Outcome, Run
 
 from forerun.checkpoint.log import Claim, Commit, Log
@@ -115,13 +115,5 @@ def trials(fault: str, count: int) -> Iterator[dict[str, Any]]:
             yield trial(bench, expected, fault, number)
 
 
-def main() -> int:
-    good = True
-    for line in trials(sys.argv[1], int(sys.argv[2])):
-        good = good and line["ok"]
-        print(json.dumps(line), flush=True)
-    return 0 if good else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(trials(sys.argv[1], int(sys.argv[2]))))

@@ -10,7 +10,6 @@ end (`runs.py`); then the next run begins. Each trial is a function of its numbe
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import signal
@@ -26,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from hosts_job import gone
+from rig import attached_strace, print_lines
 from runs import PATIENCE_SECONDS, Bench, Outcome, Run
 
 from forerun.exit_codes import STOPPED
@@ -278,12 +278,7 @@ SLOW_SECONDS = 5
 
 def slowed(run: Run) -> subprocess.Popen[str]:
     """From here on, what makes a record last takes seconds."""
-    command = ["strace", "-f", "-p", str(run.worker()), "-o", "/dev/null", "-e", "trace=link"]
-    command += ["-e", f"inject=link:delay_enter={SLOW_SECONDS}000000"]
-    tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert tracer.stderr is not None
-    assert "attached" in tracer.stderr.readline()
-    return tracer
+    return attached_strace(run.worker(), "link", f"delay_enter={SLOW_SECONDS}000000")
 
 
 # Restart
@@ -325,17 +320,11 @@ FAULTS: dict[str, Callable[[Bench, Outcome, int, int], Iterator[Line]]] = {
 }
 
 
-def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave no run behind
-    fault, trials, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
-    good = True
+def lines(fault: str, trials: int, first: int = 0) -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder, "bench"))
-        for line in FAULTS[fault](bench, bench.reference(), trials, first):
-            good = good and line.get("ok", line["exact"])
-            print(json.dumps(line), flush=True)
-    return 0 if good else 1
+        yield from FAULTS[fault](bench, bench.reference(), trials, first)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_lines(lines(sys.argv[1], *map(int, sys.argv[2:]))))

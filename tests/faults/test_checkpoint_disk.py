@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from error_assertions import raises_error
+from needs import fill_disk, small_disk
 
 from forerun.checkpoint.disk_space import needed_bytes, require_disk_space, saved_bytes
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, SaveFailed
-from forerun.errors import UserError
 
 DISK_BYTES = 8 << 20
 
@@ -36,28 +37,14 @@ LIKE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        if os.environ.get("CI"):
-            pytest.fail(f"a tmpfs cannot be mounted, and CI must not skip this: {mounted.stderr!r}", pytrace=False)
-        pytest.skip("needs root, to mount a tmpfs")
-    yield tmp_path
-    gc.collect()  # what a failed write has left complains here, and not in whatever test comes next
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with small_disk(tmp_path, DISK_BYTES) as disk:
+        yield disk
+        gc.collect()  # what a failed write has left complains here, and not in whatever test comes next
 
 
 def free_bytes(disk: Path) -> int:
     about = os.statvfs(disk)
     return about.f_bavail * about.f_frsize
-
-
-def filled(disk: Path, leave: int) -> Path:
-    ballast = disk / "ballast"
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - leave)
-    return ballast
 
 
 def saved(store: CheckpointStore, step: int) -> SaveFailed | None:
@@ -95,7 +82,7 @@ def test_full_at_every_phase_of_a_save(disk: Path) -> None:
         store.wait()
         step = 1
         for leave in (0, 4096, 8192, 65536, one // 4, one // 2, one - 40960, one - 8192, one - 4096, one, 2 * one):
-            ballast = filled(disk, leave)
+            ballast = fill_disk(disk, leave)
             before = free_bytes(disk)
             if (failure := saved(store, step + 1)) is None:
                 step += 1
@@ -121,9 +108,9 @@ def test_a_process_that_starts_on_a_full_disk_finds_its_checkpoint(disk: Path) -
     folder = disk / "checkpoints"
     with CheckpointStore(folder, keep=1) as store:
         store.save(1, state_of(1), {})
-    ballast = filled(disk, 0)
+    ballast = fill_disk(disk)
     assert_whole(folder, 1)
-    with pytest.raises(UserError, match="E-CHECKPOINT-010") as error:
+    with raises_error("E-CHECKPOINT-010") as error:
         CheckpointStore(folder, keep=1)
     assert "No space left" in error.value.why
     ballast.unlink()
@@ -152,11 +139,11 @@ def test_the_room_is_asked_for_as_it_is_needed(disk: Path) -> None:
     """With as much as is said to be needed, a run goes on for ever; with a tenth less it is refused at the start."""
     folder = disk / "checkpoints"
     needed = int(needed_bytes(LIKE, keep=2))
-    ballast = filled(disk, needed - needed // 10)
-    with pytest.raises(UserError, match=r"3\..*E-CHECKPOINT-009"):
+    ballast = fill_disk(disk, needed - needed // 10)
+    with raises_error("E-CHECKPOINT-009", "3."):
         require_disk_space(folder, needed)
     ballast.unlink()
-    filled(disk, needed + needed // 50)
+    fill_disk(disk, needed + needed // 50)
     require_disk_space(folder, needed)
     with CheckpointStore(folder, keep=2) as store:
         for step in range(1, 8):

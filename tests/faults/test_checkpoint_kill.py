@@ -1,32 +1,17 @@
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import need
+from rig import rig_lines
 
 pytestmark = pytest.mark.timing
 
-SCRIPT = Path(__file__).resolve().parent / "checkpoint_kill.py"
-
 
 def lines(*arguments: str) -> list[dict[str, Any]]:
-    """In a process of its own, which forks: it must have run nothing on a device."""
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    return rig_lines("checkpoint_kill.py", *arguments)
 
 
 def test_killed_at_random_moments_of_saving() -> None:
@@ -36,22 +21,13 @@ def test_killed_at_random_moments_of_saving() -> None:
     assert kills[-1]["restored"] >= 8, "every third process commits two steps"
 
 
-@pytest.fixture
-def _strace() -> None:
-    if shutil.which("strace") is None:
-        if os.environ.get("CI"):
-            pytest.fail("strace is missing, and CI must not skip this", pytrace=False)
-        pytest.skip("needs strace")
-
-
-@pytest.mark.usefixtures("_strace")
 def test_killed_at_the_system_calls_that_make_a_checkpoint_count() -> None:
+    need(shutil.which("strace"), "strace")
     *kills, summary = lines("syscalls", "rename", "link")
     assert summary["survived"] == len(kills) >= 2
     assert {kill["call"] for kill in kills} == {"rename", "link"}
 
 
-@pytest.mark.usefixtures("_strace")
 def test_calls_that_fail_lose_nothing_and_are_told() -> None:
     *failures, summary = lines("errors", "writev", "rename", "link", "unlink")
     assert summary["survived"] == len(failures) == 14

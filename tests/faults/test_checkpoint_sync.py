@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from needs import need
 
 CALLS = "openat,fsync,fdatasync,link,linkat,rename,renameat,renameat2,unlink,unlinkat,mkdir,rmdir"
 SAVER = """
@@ -59,10 +60,7 @@ def calls_in(log: Path) -> list[Call]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Call]]:
     """(folder, system calls) of a process that saves steps 1 and 2 and keeps one; `copy` is the folder after step 1."""
-    if shutil.which("strace") is None:
-        if os.environ.get("CI"):
-            pytest.fail("strace is missing, and CI must not skip this", pytrace=False)
-        pytest.skip("needs strace")
+    need(shutil.which("strace"), "strace")
     folder = tmp_path_factory.mktemp("sync").resolve()
     tracer = ["strace", "-f", "--seccomp-bpf", "-y", "-s", "500", "-o", str(folder / "calls"), "-e", f"trace={CALLS}"]
     ran = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import need
 
 HERE = Path(__file__).resolve().parent
 CALL = re.compile(r"^\d+\s+(?P<name>\w+)\((?P<arguments>.*)\)\s+= 0")
@@ -21,10 +21,7 @@ COMMIT = re.compile(r"/checkpoints/commits/\d+\.json$")
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str]]:
     """(call, path, new path) of every fsync, rename and link that succeeded, in order."""
-    if shutil.which("strace") is None:
-        if os.environ.get("CI"):
-            pytest.fail("strace is missing, and CI must not skip this", pytrace=False)
-        pytest.skip("needs strace")
+    need(shutil.which("strace"), "strace")
     folder = tmp_path_factory.mktemp("run").resolve()
     trace = folder / "trace"
     watched = "trace=fsync,fdatasync,rename,renameat,renameat2,link,linkat"

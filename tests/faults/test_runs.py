@@ -61,7 +61,7 @@ def test_an_impossible_mesh_is_one_line_and_touches_nothing(bench: Bench) -> Non
         run.start(*words((1, 1, 3)), devices=3)
         run.finish(2)
         [line] = [line for line in run.said().splitlines() if line.startswith("error:")]
-        assert "mesh.tp=3 does not divide the model's 4 heads" in line
+        assert "mesh.tp=3" in line
         assert "compile ..." not in run.said()
         assert not run.folder.exists()
 
@@ -73,7 +73,7 @@ def test_every_fault_has_a_rig_and_a_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(count <= of for (fault, count) in sample for (other, of) in whole if fault is other)
     assert [count for fault, count in whole if fault.name == "sigkill"] == [200]
     assert matrix.chosen("ci", ["mesh"], 7)[0][1] == 7
-    with pytest.raises(SystemExit, match="unknown fault 'sigkil'"):
+    with pytest.raises(SystemExit, match="'sigkil'"):
         matrix.chosen("ci", ["sigkil"], None)
 
 
@@ -97,8 +97,9 @@ def test_the_table_has_medians_and_worst_cases() -> None:
         {**kill, "trial": 2, "recovery_seconds": 6.0, "ok": False},
         {"fault": "sigkill", "about": {"load_before_after": [1.2, 2.4]}},
     ]
+    figures = "recovery 6 s, worst 9; 3 steps repeated; 3 inside a save"
     [row] = [line for line in table.table(found).splitlines() if line.startswith("| **SIGKILL at any")]
-    assert "| 2 of 3 | recovery 6 s, worst 9; 3 steps repeated; 3 inside a save | 2 |" in row
+    assert row.split(" | ")[1:] == ["2 of 3", figures, "2 |"]
     assert "sigkill, trial 2" in table.failures(found)
     assert "mesh" in table.missing(found)
     assert table.picture(found).count("<circle") == 3

@@ -7,22 +7,15 @@ are compared by the time of a step. `matrix.py` runs them; the results are in do
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import bucket_trials
 import lock_trials
 import pytest
+from needs import need
 
 pytestmark = pytest.mark.timing
-
-
-def need(there: object, what: str) -> None:
-    if not there and os.environ.get("CI"):
-        pytest.fail(f"{what} is missing, and CI must not skip this", pytrace=False)
-    if not there:
-        pytest.skip(f"needs {what}")
 
 
 def assert_ok(trial: Callable[[str, int], dict[str, Any]], kind: str, seed: int = 0) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from error_assertions import assert_error
+from error_assertions import assert_error, raises_error
 from teacher_folder import write_teacher
 
 from forerun.config.load import load
@@ -70,10 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "text.txt").write_bytes(text.read_bytes()[:6000])
     (here / "job.yaml").write_text(JOB)
     said = made(load(here / "job.yaml").job)
-    assert "188 rows x 32 tokens x 8 of 257 logits = " in said
-    assert "(40 bytes a token) in 16 shards" in said
-    assert "cache: about " in said
-    assert "no price is known for this device" in said
+    for value in ("188 rows", "32 tokens", "8 of 257 logits", "40 bytes a token", "16 shards"):
+        assert value in said
     return here
 
 
@@ -158,11 +156,11 @@ def test_a_damaged_shard_is_found_before_use_and_made_again(folder: Path, job: C
         corpus.rows.take(np.arange(30, 40))
     assert_error(caught.value, "E-DATA-073", what=f"{words / '00003.bin'} ", why="row 36 ", fix="forerun cache JOB")
     (words / "00005.bin").unlink()
-    with pytest.raises(UserError, match=r"00005\.bin.*E-DATA-073"):
+    with raises_error("E-DATA-073", "00005.bin"):
         student(job())
     said = made(job())
-    assert "00003.bin is damaged or missing: it is computed again" in said
-    assert "cache: resumes, 164 of 188 rows are complete" in said
+    assert "00003.bin" in said
+    assert "164 of 188 rows" in said
     assert content(words) == content(folder / "words")
 
 
@@ -239,29 +237,29 @@ def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp
     told = differing(members)
     assert told is not None
     assert told.why == f"host 0: {mine}; host 1: {theirs}"
-    assert "the same folder distil.cache" in told.fix
+    assert "distil.cache" in told.fix
     assert differing({0: members[0], 1: replace(members[1], facts=members[0].facts)}) is None
 
 
 def test_what_is_not_there_or_not_finished_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="E-RUN-039"):
+    with raises_error("E-RUN-039"):
         student(job(f"distil.cache={tmp_path / 'none'}"))
     manifest = tmp_path / "words" / MANIFEST
     content, _ = checked_json.decode(manifest.read_bytes())
     manifest.write_bytes(checked_json.encode({**content, "shards": [*content["shards"][:-2], None, None]}))
-    with pytest.raises(UserError, match=r"14.*16.*E-DATA-072"):
+    with raises_error("E-DATA-072", "14", "16"):
         student(job())
     manifest.write_bytes(checked_json.encode({**content, "format": 7}))
-    with pytest.raises(UserError, match=r"(?s)E-DATA-075.*7"):
+    with raises_error("E-DATA-075", "7"):
         student(job())
 
 
 def test_teachers_that_cannot_be_asked(job: Callable[..., Job], folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"distil\.teacher:.*qwen3-0\.6b.*E-RUN-028"):
+    with raises_error("E-RUN-028", "distil.teacher:", "qwen3-0.6b"):
         made(job("distil.teacher=qwen3-0.6b"))
-    with pytest.raises(UserError, match="E-RUN-005"):
+    with raises_error("E-RUN-005"):
         made(job("distil=null"))
-    with pytest.raises(UserError, match=r"distil\.cache.*E-RUN-006"):
+    with raises_error("E-RUN-006", "distil.cache"):
         made(job("distil.cache=null"))
     shutil.copytree(folder / "teacher", tmp_path / "teacher")
     file = tmp_path / "teacher" / "tokenizer.json"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needs import fill_disk, small_disk
 
 from forerun.cli.main import main
 from forerun.exit_codes import STORAGE_FAILED
@@ -28,15 +28,9 @@ device: cpu
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, check=False)
-    if mounted.returncode != 0:
-        if os.environ.get("CI"):
-            pytest.fail(f"a tmpfs cannot be mounted, and CI must not skip this: {mounted.stderr!r}", pytrace=False)
-        pytest.skip("needs root, to mount a tmpfs")
-    monkeypatch.chdir(tmp_path)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(folder, DISK_BYTES):
+        monkeypatch.chdir(tmp_path)
+        yield folder
 
 
 def test_the_exit_code_lets_a_supervisor_try_again(disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,10 +47,7 @@ def test_the_exit_code_lets_a_supervisor_try_again(disk: Path, capsys: pytest.Ca
 def test_a_disk_that_is_full_before_the_first_worker(disk: Path) -> None:
     Path("text.jsonl").write_text('{"text": "short"}\n' * 60)
     Path("job.yaml").write_text(JOB)
-    ballast = disk / "ballast"
-    about = os.statvfs(disk)
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, about.f_bavail * about.f_frsize)
+    ballast = fill_disk(disk)
     assert main(["data", "job.yaml"]) == STORAGE_FAILED
     ballast.unlink()
     assert main(["data", "job.yaml"]) == 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
 from forerun.errors import UserError
 
 
@@ -10,3 +15,13 @@ def assert_error(error: UserError, code: str, *, what: str = "", why: str = "", 
     assert error.code == code, str(error)
     for part, value in (("what", what), ("why", why), ("fix", fix)):
         assert value in getattr(error, part), f"{part} lacks {value!r}\n{error}"
+
+
+@contextmanager
+def raises_error(code: str, *values: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expect a UserError with this code, whose texts contain these values (names, numbers, places, commands)."""
+    with pytest.raises(UserError) as caught:
+        yield caught
+    assert caught.value.code == code, str(caught.value)
+    for value in values:
+        assert value in str(caught.value)

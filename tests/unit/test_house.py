@@ -31,6 +31,10 @@ EMPTY_IN_CI = {
     "tests/faults/test_slices.py",
     "tests/unit/run/test_expert_run.py",
 }
+# Strings of four words or more that tests compare, and patterns for the text of an exception. Better wording breaks
+# such tests, so they compare codes and values instead (tests/support/error_assertions.py). These numbers only go down.
+MAX_COMPARED_SENTENCES = 450
+MAX_MATCHED_TEXTS = 295
 LIGHT_ROOMS = ("cli", "config", "hardware", "hub")
 
 
@@ -217,3 +221,22 @@ def test_ci_runs_a_test_of_each_file() -> None:
     names = {str(file.relative_to(ROOT)): functions_in_ci(file) for file in sorted(TESTS.rglob("test_*.py"))}
     empty = [name for name, found in names.items() if found and all(f"{name}::{test}" in omitted for test in found)]
     assert empty == sorted(EMPTY_IN_CI)
+
+
+def compared_sentences(tree: ast.Module) -> int:
+    """Count the strings of four words or more in the conditions of assertions. Their messages do not count."""
+    conditions = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    constants = [node for condition in conditions for node in ast.walk(condition) if isinstance(node, ast.Constant)]
+    return sum(isinstance(node.value, str) and len(node.value.split()) >= 4 for node in constants)
+
+
+def matched_texts(tree: ast.Module) -> int:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    raises = [call for call in calls if ast.unparse(call.func) in ("pytest.raises", "pytest.warns")]
+    return sum(keyword.arg == "match" for call in raises for keyword in call.keywords)
+
+
+def test_tests_compare_codes_and_values_instead_of_sentences() -> None:
+    trees = [ast.parse(file.read_text("utf-8")) for file in sorted(TESTS.rglob("*.py"))]
+    assert sum(map(compared_sentences, trees)) <= MAX_COMPARED_SENTENCES
+    assert sum(map(matched_texts, trees)) <= MAX_MATCHED_TEXTS

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -202,6 +202,7 @@ class SshDelivery:
       identity: the run's private key file.
       through_iap: connect through Identity-Aware Proxy.
       local: the local files of the job that the user has agreed to send; None: list them at each delivery.
+      overrides: keys of the job whose local files have other paths on this machine than on the user's.
     """
 
     def __init__(
@@ -213,8 +214,10 @@ class SshDelivery:
         secrets: Mapping[str, str] | None = None,
         through_iap: bool = False,
         local: JobFiles | None = None,
+        overrides: Sequence[str] = (),
     ) -> None:
         self.job_folder, self.identity, self.project = job_folder, identity, project
+        self.overrides = tuple(overrides)
         self.tell, self.through_iap, self.local = tell, through_iap, local
         self.secrets = secrets_in(os.environ) if secrets is None else secrets
 
@@ -233,20 +236,18 @@ class SshDelivery:
         ready_at: float | None = None,
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
-        from forerun.cloud.ssh.connection import IapTunnel
 
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
+        moved = replace(run, arguments=(*run.arguments, *self.overrides))
         bundle = make_bundle(
-            run, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
+            moved, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
         )
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
         deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
-        from forerun.cloud.ssh.connection import IapTunnel
-
         tunnel = IapTunnel(self.project or "", zone) if self.through_iap else None
         for host, state in zip(hosts, setup_states(hosts, host_keys, self.identity, tunnel=tunnel), strict=True):
             word, _, reason = state.partition(" ")

@@ -17,8 +17,8 @@ from forerun.cloud.provider import CloudUnavailable, Provider, RequestRefused, S
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
-from forerun.cloud.setup.bundle import Bundle, environment_file
-from forerun.cloud.setup.job_files import JOB_FILE, JobFiles
+from forerun.cloud.setup.bundle import Bundle, machine_bundle
+from forerun.cloud.setup.job_files import JobFiles
 from forerun.cloud.setup.requirements import locked_requirements
 from forerun.cloud.setup.startup import AGENT_UNIT, deletion_paths, planned_python, slice_metadata
 from forerun.cloud.setup.wheel import build_wheel
@@ -180,15 +180,14 @@ def make_keeper_bundle(
     The unit of the agent runs the controller; the unit of the training does nothing. The file `secret` contains the
     private key with which the keeper reaches the hosts.
     """
-    wheel, locked = build_wheel(), locked_requirements(DEVICE, planned_python(run))
-    files: dict[str, bytes | Path] = {
-        wheel.name: wheel.content,
-        "requirements.lock": locked.content,
-        "secret": identity.read_bytes(),
-        "environment": environment_file(secrets).encode(),
-        "agent.json": replace(settings, overrides=local.overrides).to_json(),
-        f"job/{JOB_FILE}": run.job.encode(),
-    }
-    files |= {f"units/{name}": (UNITS / name).read_bytes() for name in (AGENT_UNIT, TRAIN_UNIT)}
-    files |= {f"job/{one.name}": one.source for one in local.files}
-    return Bundle(files)
+    units = {name: (UNITS / name).read_bytes() for name in (AGENT_UNIT, TRAIN_UNIT)}
+    return machine_bundle(
+        run.job,
+        local,
+        build_wheel(),
+        locked_requirements(DEVICE, planned_python(run)),
+        identity.read_bytes(),
+        secrets,
+        replace(settings, overrides=local.overrides).to_json(),
+        units,
+    )

@@ -6,42 +6,24 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
+from forerun.cloud.setup.bundle import Bundle, make_bundle
+from forerun.cloud.setup.job_files import JobFiles
+from forerun.cloud.setup.startup import slice_metadata
 from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
+from forerun.cloud.ssh.keys import public_key
 from forerun.errors import UserError
 from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
-
-if TYPE_CHECKING:
-    from forerun.cloud.setup.job_files import JobFiles
-
 
 STATE_FOLDER = "/var/lib/forerun"
 PARALLEL = 32  # connections at the same time: gcloud's own documentation warns of more than 100
 LIMIT_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 _NOT_READY, _DAMAGED = 77, 78  # exit codes of the command below
-
-
-class Payload(Protocol):
-    """What is sent, such as a `forerun.cloud.setup.bundle.Bundle`: a function that writes it, and its SHA-256."""
-
-    @property
-    def sha256(self) -> str: ...
-
-    def write(self, stream: IO[bytes]) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A host that has no bundle after one try."""
-
-    access: HostAccess
-    answer: SshAnswer
 
 
 def host_accesses(
@@ -59,7 +41,7 @@ def host_accesses(
 
 
 def deliver(
-    bundle: Payload,
+    bundle: Bundle,
     hosts: Sequence[HostAddress],
     host_keys: Sequence[Sequence[str]],
     identity: Path | None,
@@ -90,9 +72,9 @@ def deliver(
     with ThreadPoolExecutor(min(PARALLEL, max(1, len(waiting)))) as pool:
         while True:
             answers = list(pool.map(lambda access: run_on(access, command, bundle.write), waiting))
-            failures = [_Failure(*pair) for pair in zip(waiting, answers, strict=True) if pair[1].exit_code != 0]
-            for failure in failures:
-                require_same_host(failure.access, failure.answer)
+            failures = [pair for pair in zip(waiting, answers, strict=True) if pair[1].exit_code != 0]
+            for access, answer in failures:
+                require_same_host(access, answer)
             for access, answer in zip(waiting, answers, strict=True):
                 if answer.exit_code == 0:
                     tell(f"host {access.host.index}: {answer.output.strip()}")
@@ -105,7 +87,7 @@ def deliver(
             if now() >= until:
                 raise CloudUnavailable(reason)
             sleep(RETRY_SECONDS)
-            waiting = [failure.access for failure in failures]
+            waiting = [access for access, _ in failures]
 
 
 def setup_states(
@@ -152,22 +134,21 @@ def require_same_host(access: HostAccess, answer: SshAnswer) -> None:
         )
 
 
-def _reason(failures: Sequence[_Failure]) -> str:
-    first = failures[0]
-    texts = {
-        Trouble.UNREACHABLE: "does not answer to ssh yet",
-        Trouble.REFUSED_KEY: "does not accept the run's ssh key yet",
-    }
-    if first.answer.trouble is not None:
-        detail = texts[first.answer.trouble]
-    elif first.answer.exit_code == _NOT_READY:
+def _reason(failures: Sequence[tuple[HostAccess, SshAnswer]]) -> str:
+    """Return why the first host has no bundle, and how many others have none."""
+    access, answer = failures[0]
+    if answer.trouble is Trouble.REFUSED_KEY:
+        detail = "does not accept the run's ssh key yet"
+    elif answer.trouble is not None:
+        detail = "does not answer to ssh yet"
+    elif answer.exit_code == _NOT_READY:
         detail = "has not started its setup yet"
-    elif first.answer.exit_code == _DAMAGED:
+    elif answer.exit_code == _DAMAGED:
         detail = "received a damaged bundle"
     else:
-        detail = f"failed with exit code {first.answer.exit_code}: {first.answer.errors[-200:]}"
+        detail = f"failed with exit code {answer.exit_code}: {answer.errors[-200:]}"
     others = f" (and {len(failures) - 1} other hosts)" if len(failures) > 1 else ""
-    return f"host {first.access.host.index} at {first.access.host.address} {detail}{others}"
+    return f"host {access.host.index} at {access.host.address} {detail}{others}"
 
 
 # Variables of the user's environment that the hosts get. They travel by ssh, and are in no other place.
@@ -222,9 +203,6 @@ class SshDelivery:
         self.secrets = secrets_in(os.environ) if secrets is None else secrets
 
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
-        from forerun.cloud.setup.startup import slice_metadata
-        from forerun.cloud.ssh.keys import public_key
-
         return slice_metadata(run, attempt, public_key(self.identity), self.project)
 
     def deliver(
@@ -235,8 +213,6 @@ class SshDelivery:
         host_keys: Sequence[Sequence[str]],
         ready_at: float | None = None,
     ) -> None:
-        from forerun.cloud.setup.bundle import make_bundle
-
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)

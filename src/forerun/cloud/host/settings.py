@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from forerun.cloud.record.entries import MOST_HOSTS, AttemptNumber, Count, HostIndex, LimitSeconds, Name, Time, Word
+from forerun.cloud.record.entries import MOST_HOSTS, AttemptNumber, HostIndex, LimitSeconds, Name, Time, Word
 from forerun.cloud.record.read_entry import DamagedEntry, read_entry
 from forerun.errors import UserError
 
@@ -24,7 +24,6 @@ class AgentSettings:
       export: whether host 0 exports the finished model.
       resource: the name of the slice, which `provider` deletes in `zone`.
       host: the index of this host; None: it comes from the instance metadata.
-      run_folder: the run's folder, relative to the job's folder.
       limit_seconds: how long the slice may be billed; None: no limit.
       deadline_at: when that time ends by the cloud's clock; None: the controller did not know when billing began.
     """
@@ -37,17 +36,15 @@ class AgentSettings:
     resource: Name
     zone: Word
     project: Word | None = None
-    device: Word = "tpu"
     export: bool = True
-    total_steps: Count | None = None
     host: HostIndex | None = None
-    run_folder: Word = ""
     limit_seconds: LimitSeconds | None = None
     deadline_at: Time | None = None
 
     @property
-    def relative_run_folder(self) -> str:
-        return self.run_folder or f"runs/{self.run_name}"
+    def run_folder(self) -> str:
+        """The run's folder, relative to the job's folder."""
+        return f"runs/{self.run_name}"
 
 
 def read_settings(file: Path) -> AgentSettings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import tarfile
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from forerun.cloud.deadline import deadline_at
+from forerun.cloud.host.settings import AgentSettings
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
+from forerun.cloud.record.read_entry import write_entry
 from forerun.cloud.setup.job_files import JOB_FILE, JobFiles, job_files
 from forerun.cloud.setup.requirements import Requirements, locked_requirements
 from forerun.cloud.setup.startup import HOST_JOB_FOLDER, planned_python, unit_files
@@ -173,19 +174,17 @@ def _refusal(name: str, why: str) -> UserError:
 
 def agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
     """Return the content of agent.json. It has the limit, so that the agent does not depend on the record for it."""
-    settings = {
-        "folder": run.folder,
-        "attempt": attempt.number,
-        "hosts": attempt.option.hosts,
-        "device": run.device,
-        "export": run.export,
-        "run_name": run.name,
-        "provider": attempt.option.provider,
-        "resource": attempt.resource,
-        "zone": attempt.option.zone,
-        "project": project,
-        "total_steps": run.total_steps,
-        "limit_seconds": attempt.limit_seconds,
-        "deadline_at": None if ready_at is None else deadline_at(ready_at, attempt.limit_seconds),
-    }
-    return json.dumps(settings, indent=1, sort_keys=True).encode() + b"\n"
+    settings = AgentSettings(
+        folder=run.folder,
+        attempt=attempt.number,
+        hosts=attempt.option.hosts,
+        run_name=run.name,
+        provider=attempt.option.provider,
+        resource=attempt.resource,
+        zone=attempt.option.zone,
+        project=project,
+        export=run.export,
+        limit_seconds=attempt.limit_seconds,
+        deadline_at=None if ready_at is None else deadline_at(ready_at, attempt.limit_seconds),
+    )
+    return write_entry(settings)

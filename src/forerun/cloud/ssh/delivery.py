@@ -14,7 +14,7 @@ from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.cloud.setup.bundle import Bundle, make_bundle
 from forerun.cloud.setup.job_files import JobFiles
 from forerun.cloud.setup.startup import slice_metadata
-from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
+from forerun.cloud.ssh.connection import HostAccess, IapTunnel, SshAnswer, Trouble, run_on
 from forerun.cloud.ssh.keys import public_key
 from forerun.errors import UserError
 from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
@@ -30,14 +30,14 @@ def host_accesses(
     hosts: Sequence[HostAddress],
     host_keys: Sequence[Sequence[str]],
     identity: Path | None,
-    *,
-    tunnel: IapTunnel | None = None,
-    user: str = USER,
+    tunnel: IapTunnel | None,
 ) -> list[HostAccess]:
     """Return how to reach each host. `host_keys` has the keys of each host, in the order of `hosts`."""
     if len(host_keys) < len(hosts):
         raise CloudUnavailable(f"ssh host keys of {len(host_keys)} of {len(hosts)} hosts are known")
-    return [HostAccess(host, tuple(keys), identity, user, tunnel) for host, keys in zip(hosts, host_keys, strict=False)]
+    return [
+        HostAccess(host, tuple(keys), identity, tunnel=tunnel) for host, keys in zip(hosts, host_keys, strict=False)
+    ]
 
 
 def deliver(
@@ -65,7 +65,7 @@ def deliver(
       UserError: a host proves another key than its pinned one, or no key of it is known. Nothing is sent to it.
       CloudUnavailable: a host cannot be reached yet. The next call continues with it.
     """
-    waiting = host_accesses(hosts, host_keys, identity, tunnel=tunnel)
+    waiting = host_accesses(hosts, host_keys, identity, tunnel)
     command = delivery_command(folder, bundle.sha256)
     until = now() + limit_seconds
     told = ""
@@ -102,7 +102,7 @@ def setup_states(
 
     The first word is the phase: preparing, waiting, installing, checking, starting, started, failed or broken.
     """
-    accesses = host_accesses(hosts, host_keys, identity, tunnel=tunnel)
+    accesses = host_accesses(hosts, host_keys, identity, tunnel)
     with ThreadPoolExecutor(min(PARALLEL, max(1, len(accesses)))) as pool:
         answers = list(pool.map(lambda access: run_on(access, f"cat {folder}/state", limit_seconds=60), accesses))
     return [answer.output.strip() if answer.exit_code == 0 else "" for answer in answers]

@@ -3,8 +3,8 @@
     python bench/block_cache.py [--folder FOLDER] [--rounds 15]
 
 256 MiB lie in a cache file and in a plain file, both in the page cache of the system. Each round reads the same random
-places from both: rows of 8 KiB, which lie in 3 blocks (12 KiB), and extents of 512 KiB and of 4 MiB. `get` returns
-blocks, `runs` the same bytes without a copy for each block. The figures are medians of CPU time over the rounds.
+places from both: rows of 8 KiB, which lie in 3 blocks (12 KiB), and extents of 512 KiB and of 4 MiB. The figures are
+medians of CPU time over the rounds.
 `get, new time of use` is a hit that must also write when the line was last used, because that was in an earlier second.
 
 The second part simulates sizes of lines: the share of the cache that rows of 3 blocks at random places can use, and the
@@ -20,6 +20,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -30,9 +31,9 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.reads.block_cache import BlockCache
-from forerun.data.reads.cache_file import LINE_BLOCKS
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.block_cache import LINE_BLOCKS, BlockCache
+from forerun.data.reads.patient_reads import ReadCounts
+from forerun.reporter import LineReporter
 
 ROOT = Path(__file__).parent
 SIZE_BYTES = 256 << 20
@@ -53,7 +54,7 @@ class SetClock:
 def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Return CPU microseconds by reads and by the way to read them."""
     clock = SetClock()
-    cache = BlockCache(folder / "cache", 2 * SIZE_BYTES, ReadCounts(), print, clock=clock)
+    cache = BlockCache(folder / "cache", 2 * SIZE_BYTES, ReadCounts(), LineReporter(sys.stdout), clock=clock)
     data = os.urandom(SIZE_BYTES)
     for start in range(0, SIZE_BYTES, 4 << 20):
         cache.put(KEY, start // BLOCK_BYTES, data[start : start + (4 << 20)])
@@ -66,7 +67,6 @@ def measure(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
 
     ways: dict[str, Callable[[int, int], Any]] = {
         "pread": lambda block, count: os.pread(descriptor, count * BLOCK_BYTES, block * BLOCK_BYTES),
-        "runs": lambda block, count: cache.runs(KEY, block, count),
         "get": lambda block, count: cache.get(KEY, block, count),
         "get, new time of use": later,
         "entries": lambda block, count: os.pread(descriptor, -(-count // LINE_BLOCKS) * 256, 4096),

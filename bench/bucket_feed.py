@@ -47,11 +47,12 @@ def measured(address: str, cache_gib: float, ahead: bool, steps: int, scratch: P
     from forerun.data.reads.block_cache import BlockCache
     from forerun.data.reads.store_reads import StoreReads
     from forerun.data.tokens.store import open_store
+    from forerun.reporter import LineReporter
     from forerun.storage.open_folder import folder_at
 
     reads = StoreReads()
     if cache_gib:
-        reads.cache = BlockCache(scratch / "blocks", int(cache_gib * 2**30), reads.counts, print)
+        reads.cache = BlockCache(scratch / "blocks", int(cache_gib * 2**30), reads.counts, LineReporter(sys.stdout))
     store = open_store(folder_at(address), reads=reads)
     batches = Batches(Concatenated(store.train, SEQUENCE), seed=0, batch=ROWS)
     source = ReadAhead(batches, WARM + steps) if ahead else batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
 from forerun.data.reads.block_cache import BlockCache
 from forerun.data.reads.block_reader import BlockReader
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.tokens.store import open_store
+from forerun.reporter import LineReporter
 from forerun.storage.open_folder import folder_at
 
 MB = 1e6
@@ -44,7 +46,7 @@ def bucket_batches(
       seed: selects the order.
     """
     folder = folder_at(address)
-    blocks = None if cache is None else BlockCache(*cache, counts, print)
+    blocks = None if cache is None else BlockCache(*cache, counts, LineReporter(sys.stdout))
     documents = dataclasses.replace(open_store(folder).train, reader=BlockReader(folder, blocks, counts))
     row_bytes = documents.token_bytes * sequence if shuffle == "blocks" else None
     rows = Mixture([Concatenated(documents, sequence)], row_bytes=row_bytes)

@@ -43,7 +43,7 @@ def worker(address: str, shuffle: str, cache: Path, steps: int) -> dict[str, Any
 
     from forerun.data.feed import Feed
     from forerun.data.read_ahead import ReadAhead
-    from forerun.data.reads.read_counts import ReadCounts
+    from forerun.data.reads.patient_reads import ReadCounts
 
     counts, baseline = ReadCounts(), resident_mb()
     batches = bucket_batches(

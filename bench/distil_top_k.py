@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from forerun.config import schema
-from forerun.data.teacher_cache.layout import Layout
+from forerun.data.teacher_cache import Layout
 from forerun.data.tokenizer import checkpoint_tokenizer
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Readout

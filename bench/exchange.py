@@ -87,7 +87,7 @@ def wanted(dtype: str) -> Any:
 def imported(folder: Path, dtype: str) -> Any:
     import jax
 
-    from forerun.hub.safetensors.tensors import open_weights
+    from forerun.hub.safetensors import open_weights
     from forerun.models.families import llama
     from forerun.weights_io.read import read_params
 

@@ -35,6 +35,7 @@ from families_reference import FAMILY_EXAMPLES, VARIANTS, Variant, reference_of 
 from lora_reference import our_logits, rest_as, torch_logits, torch_model  # noqa: E402
 
 import forerun as fr  # noqa: E402
+from forerun.resolve.resolve_model import resolve_model  # noqa: E402
 from forerun.track.display.make_display import make_display  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "family_methods.json"
@@ -92,7 +93,7 @@ def job_of(method: str, base: Path, folder: Path, steps: int) -> fr.Job:
 
 
 def loaded_logits(exported: Path, base: Path, job: fr.Job) -> Any:
-    """Return the logits of an export in transformers, or in PEFT over the base as the run stored it."""
+    """Return the logits of an export in transformers, or in PEFT over the base as the resolved `job` stores it."""
     if job.lora is None:
         return torch_logits(torch_model(exported), WORDS)
     import peft
@@ -113,7 +114,7 @@ def result_of(method: str, base: Path, folder: Path, steps: int = STEPS) -> dict
     except fr.UserError as error:
         return {"rejected": error.code, "reason": error.what}
     ours = our_logits(Path(run.folder), WORDS[None])[0]
-    apart = float(np.abs(loaded_logits(exported, base, job) - ours).max())
+    apart = float(np.abs(loaded_logits(exported, base, resolve_model(job).job) - ours).max())
     first, final = run.summary["first_loss"], run.summary["final_loss"]
     found = {
         "steps": run.summary["steps"],

@@ -35,9 +35,7 @@ from forerun.config.schema import Data
 from forerun.data.corpus import Dialect, open_corpus
 from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.reader import CachedTeacherRows
-from forerun.data.teacher_cache.shards import Identity, TeacherShards
+from forerun.data.teacher_cache import CachedTeacherRows, Identity, Layout, TeacherShards
 from forerun.data.tokenizer import ByteTokenizer
 
 ROOT = Path(__file__).parent

@@ -93,7 +93,7 @@ def main() -> None:
                     validation=Validation(resolved, program, corpus, display),
                 )
                 saved, throughput = saved_files(store, 0), Throughput(program, 0, None)
-                resume = ResumePoint(saved, guard_of(resolved, folder, saved, display.warn), None, {}, None)
+                resume = ResumePoint(saved, guard_of(resolved, folder, saved, display), None, {}, None)
                 final = train_steps(prepared, resume, state, throughput, store)
                 jax.block_until_ready(final)
                 return (time.perf_counter() - began) / STEPS

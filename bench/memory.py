@@ -64,7 +64,7 @@ def sampled(folder: Path, settings: list[str]) -> dict[int, tuple[int, int]]:
     """Return peak and resident bytes by step, with one sample per EVERY steps."""
     job = folder / "job.yaml"
     job.write_text(JOB.format(text=ROOT.parent.absolute() / "examples/quickstart/text", steps=STEPS))
-    command = [sys.executable, "-m", "forerun.cli.main", "train", str(job), *settings]
+    command = [sys.executable, "-m", "forerun", "train", str(job), *settings]
     samples: dict[int, tuple[int, int]] = {}
     due = EVERY
     log = folder / "log.txt"

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.disk_array import DiskArray
-from forerun.data.documents import InMemory
+from forerun.data.documents import DocumentCounts, InMemory
 from forerun.data.order.batches import Batches
 from forerun.data.order.permutation import permuted
 from forerun.data.order.whole_documents import WholeDocuments
@@ -43,7 +44,6 @@ class Index:
     digest: str
     largest: int = 0
     masked: bool = False
-    counts_without_reading: None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -51,6 +51,10 @@ class Index:
     @property
     def tokens(self) -> int:
         return len(self.ids)
+
+    @property
+    def counts(self) -> DocumentCounts:
+        raise NotImplementedError("a packing plan counts the documents itself")
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         return self.offsets.at(documents)
@@ -68,7 +72,10 @@ class Index:
 
 
 def opened(folder: Path) -> Index:
-    ids, offsets = (DiskArray(folder / f"{name}.bin", np.dtype(d)) for name, d in (("ids", "<u2"), ("offsets", "<i8")))
+    ids, offsets = (
+        DiskArray(folder / f"{name}.bin", np.dtype(dtype), (folder / f"{name}.root").read_text())
+        for name, dtype in (("ids", "<u2"), ("offsets", "<i8"))
+    )
     return Index(ids, offsets, f"order-{len(offsets) - 1}")
 
 
@@ -84,6 +91,8 @@ def build(folder: Path, documents: int) -> None:
             out.write(sums.astype("<i8").tobytes())
     with (folder / "ids.bin").open("wb") as out:
         out.truncate(2 * total)
+    for name in ("ids", "offsets"):
+        write_checksums(folder / f"{name}.bin")
     print(f"{documents:,} documents, {total:,} tokens; planning", flush=True)
     began, cpu = time.perf_counter(), time.process_time()
     rows = WholeDocuments(opened(folder), SEQUENCE, plan_folder=folder)
@@ -99,6 +108,17 @@ def build(folder: Path, documents: int) -> None:
     }
     (folder / "built.json").write_text(json.dumps(said))
     print(json.dumps(said, indent=1), flush=True)
+
+
+def write_checksums(file: Path) -> None:
+    """Write the checksums of the blocks of a file, and their root, next to it."""
+    sums = BlockSums()
+    with file.open("rb") as content:
+        while data := content.read(1 << 24):
+            sums.update(data)
+    raw, root = sums.finish()
+    file.with_name(file.name + SUFFIX).write_bytes(raw)
+    file.with_suffix(".root").write_text(root)
 
 
 def memory() -> dict[str, int]:

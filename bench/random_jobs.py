@@ -51,7 +51,7 @@ def planned(seed: int, folder: Path) -> dict[str, Any]:
     (folder / DATA).write_text(DATA_TEXT)
     path = folder / f"job-{seed}.yaml"
     path.write_text(file.text, "utf-8")
-    command = [sys.executable, "-m", "forerun.cli.main", "plan", path.name, *file.overrides]
+    command = [sys.executable, "-m", "forerun", "plan", path.name, *file.overrides]
     command += ["--on", slice_name, "--json", "--no-cache"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     started = time.monotonic()

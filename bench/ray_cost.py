@@ -113,10 +113,10 @@ def run(engine: str, folder: Path, tokenizer: str, workers: int, number: str) ->
     from forerun.data.source.sources import open_source
     from forerun.data.tokenizer import load_tokenizer
     from forerun.data.tokens.build import build
-    from forerun.data.tokens.engines.pool import Pool
-    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+    from forerun.data.tokens.ray_cluster import ray_cluster
     from forerun.data.tokens.recipe import recipe_for
     from forerun.data.tokens.store import read_index
+    from forerun.data.tokens.worker_pool import Pool
 
     recipe = recipe_for(load_tokenizer(tokenizer))
     used = tree_cpu_seconds()

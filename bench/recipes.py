@@ -46,7 +46,7 @@ class Run(Protocol):
 def forerun(*words: str, cwd: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", "forerun.cli.main", *words], cwd=cwd, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "forerun", *words], cwd=cwd, env=environment, capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(f"forerun {' '.join(words)}\n{done.stdout}\n{done.stderr}")

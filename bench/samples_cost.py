@@ -92,7 +92,7 @@ def main() -> None:
                     sampler=sampler if with_samples else None,
                 )
                 saved, throughput = saved_files(store, 0), Throughput(program, 0, None)
-                resume = ResumePoint(saved, guard_of(resolved, folder, saved, display.warn), None, {}, None)
+                resume = ResumePoint(saved, guard_of(resolved, folder, saved, display), None, {}, None)
                 train_steps(prepared, resume, state, throughput, store)
                 times.end(STEPS)
                 times.close()

@@ -83,7 +83,7 @@ def host_reads(host: int, shuffle: str, cache: Path, given: dict[str, Any]) -> d
     from bucket_loader import bucket_batches, resident_mb
 
     from forerun.data.read_ahead import ReadAhead
-    from forerun.data.reads.read_counts import ReadCounts
+    from forerun.data.reads.patient_reads import ReadCounts
 
     counts, each = ReadCounts(), BATCH // HOSTS
     batches = bucket_batches(

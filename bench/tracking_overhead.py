@@ -104,6 +104,7 @@ def measure(folder: Path, mlflow: str, servers: int) -> dict[str, Any]:
 
     from forerun.config.schema import Job
     from forerun.hardware.devices import choose
+    from forerun.reporter import LineReporter
     from forerun.resolve.job_corpus import open_corpus
     from forerun.resolve.resolve_model import resolve_model
     from forerun.run.compile.compile_step import compile_step
@@ -135,7 +136,7 @@ def measure(folder: Path, mlflow: str, servers: int) -> dict[str, Any]:
     times.resume(0)
     times.phase("steps")
     with MetricsLog(paths[False]) as plain, MetricsLog(paths[True]) as tracked, ExitStack() as stack:
-        stack.enter_context(tracking(job, paths[True], PAIRS * STEPS, print))
+        stack.enter_context(tracking(job, paths[True], PAIRS * STEPS, LineReporter(sys.stdout)))
 
         def block(is_tracked: bool) -> None:
             nonlocal state

@@ -84,6 +84,12 @@ def _indented(text: str) -> str:
     return text.replace("\n", "\n       ")
 
 
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """Return the first line of an error's text with at most `limit` characters, or the name of its type."""
+    text = error.what if isinstance(error, UserError) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0][:limit]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return the known word nearest to `word`, or None if no word is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from forerun.files import atomic_writer
+from forerun.reporter import SILENT, Reporter
 
 DAMAGED = ".damaged"
 _BLOCK_BYTES = 1 << 20
@@ -128,7 +129,7 @@ class Journal:
         path: The file.
         last: The step of the checkpoint that the run resumes from, or 0 for a new run.
         seals: The seals of this file in the checkpoints up to `last`, the newest last.
-        tell: Receives a report of damage.
+        reporter: Receives a report of damage.
         is_entry: Returns whether the content of a line is valid. That it has a step is already known.
     """
 
@@ -138,7 +139,7 @@ class Journal:
         *,
         last: int,
         seals: Sequence[Seal] = (),
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
         is_entry: Callable[[dict[str, Any]], bool] = lambda entry: True,
     ) -> None:
         self._digest, self._bytes = hashlib.sha256(), 0
@@ -149,7 +150,7 @@ class Journal:
         elif seals and seals[-1].bytes:
             report = f"it is missing, so its lines up to step {last} are lost"
         if report:
-            tell(f"{path}: {report}; the training does not read this file and continues")
+            reporter.warn(f"{path}: {report}; the training does not read this file and continues")
         self._file = path.open("a+b")  # snapshots read it
 
     def append(self, line: bytes) -> None:

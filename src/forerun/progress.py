@@ -1,11 +1,10 @@
 """Progress of a task: a bar with the remaining time on a terminal, plain lines elsewhere.
 
-rich is imported only when a bar is drawn.
+Functions get it from `Reporter.progress`. rich is imported only when a bar is drawn.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self, TextIO
@@ -23,7 +22,7 @@ BAR_WIDTH = 30
 class TaskSpeed:
     """The speed of a task and its remaining time. Work that was done before the start does not count."""
 
-    def __init__(self, total: float, done: float = 0) -> None:
+    def __init__(self, total: int, done: int = 0) -> None:
         self.total, self.done = total, done
         self._before, self._began = done, time.monotonic()
 
@@ -52,45 +51,41 @@ class TaskProgress:
 
 
 class ProgressBar(TaskProgress):
-    """A bar for `noun`s, such as rows, on stderr. It never writes to stdout, which programs may read.
+    """A bar for `noun`s, such as rows, on `stream`. `done` of `total` were done before.
 
     Without a terminal it writes a line every `every_seconds` and one at the end. `live=False` does so on a terminal
     too: use it while the task prints to the same terminal.
     """
 
     def __init__(
-        self, noun: str, *, every_seconds: float = EVERY_SECONDS, live: bool = True, stream: TextIO | None = None
+        self,
+        noun: str,
+        total: int,
+        done: int = 0,
+        *,
+        stream: TextIO,
+        every_seconds: float = EVERY_SECONDS,
+        live: bool = True,
     ) -> None:
         self._noun, self._every_seconds, self._live = noun, every_seconds, live
-        self._stream = safe_stream(stream or sys.stderr, messages=True)
-        self._pace = TaskSpeed(0)
-        self._shown = time.monotonic()
+        self._stream = safe_stream(stream, messages=True)
+        self._pace, self._shown = TaskSpeed(total, done), time.monotonic()
         self._bar: tuple[Progress, TaskID] | None = None
         self._open = ExitStack()
 
+    def __enter__(self) -> Self:
+        self._bar = self._start_bar() if self._live else None
+        return self
+
     def __exit__(self, *error: object) -> None:
         self._open.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` are done. `done` = 0 starts a new bar."""
-        if done == 0:
-            self.start(total)
-        else:
-            self.update(done)
-
-    def start(self, total: int, done: int = 0) -> None:
-        """Start a new bar. `done` of `total` were done before."""
-        self._open.close()
-        self._pace, self._shown, self._bar = TaskSpeed(total, done), time.monotonic(), None
-        if self._live:
-            self._bar = self._start_bar()
 
     def update(self, done: int, detail: str = "") -> None:
         pace, now = self._pace, time.monotonic()
         pace.done = done
         is_complete = done >= pace.total
         left = pace.spent_seconds if is_complete else f"eta {pace.eta_seconds()}"
-        text = ", ".join(filter(None, (f"{done}/{pace.total:g} {self._noun}", detail, str(left))))
+        text = ", ".join(filter(None, (f"{done}/{pace.total} {self._noun}", detail, str(left))))
         if self._bar is not None:
             bar, task = self._bar
             bar.update(task, completed=done, description=text)
@@ -115,6 +110,6 @@ class ProgressBar(TaskProgress):
         bar = Progress(BarColumn(BAR_WIDTH), TextColumn("{task.description}", markup=False), console=console)
         # By default, rich redirects stdout to the console of the bar, which is stderr here.
         bar.live = SafeLive(get_renderable=bar.get_renderable, console=console, transient=True, redirect_stdout=False)
-        task = bar.add_task("", total=self._pace.total, completed=int(self._pace.done))
+        task = bar.add_task("", total=self._pace.total, completed=self._pace.done)
         self._open.enter_context(bar)
         return bar, task

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -99,7 +99,7 @@ class Reporter:
         """Show a phase and its time while the block runs, then its closing line."""
         yield Phase(name, detail)
 
-    def progress(self, noun: str, total: int, done: int = 0) -> AbstractContextManager[TaskProgress]:
+    def progress(self, noun: str, total: int, done: int = 0) -> TaskProgress:
         """Show how many of `total` `noun`s are done while the block runs. `done` of them were done before."""
         return TaskProgress()
 
@@ -171,11 +171,8 @@ class LineReporter(Reporter):
         """Show that a phase has started."""
         self.info(text)
 
-    @contextmanager
-    def progress(self, noun: str, total: int, done: int = 0) -> Iterator[TaskProgress]:
-        with ProgressBar(noun, stream=self._stream) as bar:
-            bar.start(total, done)
-            yield bar
+    def progress(self, noun: str, total: int, done: int = 0) -> TaskProgress:
+        return ProgressBar(noun, total, done, stream=self._stream)
 
     def step(self, view: StepView) -> None:
         now = self._clock()
@@ -188,6 +185,17 @@ class LineReporter(Reporter):
 
     def close(self) -> None:
         self._stream.flush()
+
+
+class LogReporter(Reporter):
+    """A reporter that prints lines with their time to stdout, for the log of a service."""
+
+    def info(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a full disk must not end the process
+            print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.info(f"warning: {text}")
 
 
 class EndSignal(Protocol):

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 def forerun(folder: Path, *words: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "forerun.cli.main", *words]
+    command = [sys.executable, "-m", "forerun", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

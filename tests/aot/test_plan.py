@@ -55,7 +55,7 @@ class Broken(Bigram):
 
 def plan(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "forerun.cli.main", "plan", *map(str, words)]
+    command = [sys.executable, "-m", "forerun", "plan", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
 
 

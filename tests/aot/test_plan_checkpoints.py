@@ -29,7 +29,7 @@ def test_planned_from_its_config(config: dict[str, Any], parameters: int, tmp_pa
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "job.yaml").write_text("model: ./model\ndata: x\nsequence: 1024\nbatch: 16\nsteps: 100\n")
-    words = [sys.executable, "-m", "forerun.cli.main", "plan", "job.yaml", "--on", "v5e-8", "--json", "--no-cache"]
+    words = [sys.executable, "-m", "forerun", "plan", "job.yaml", "--on", "v5e-8", "--json", "--no-cache"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

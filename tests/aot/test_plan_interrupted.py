@@ -56,7 +56,7 @@ def planning(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], P
 def begun(temp: Path) -> Iterator[subprocess.Popen[str]]:
     """A plan that has begun to lower both slices, and has been told to stand still; it is gone when the block ends."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temp)}
-    arguments = ["-m", "forerun.cli.main", "plan", str(JOB), "--on", "v5e-8,v5p-8", "--no-cache"]
+    arguments = ["-m", "forerun", "plan", str(JOB), "--on", "v5e-8,v5p-8", "--no-cache"]
     command = [sys.executable, "-c", HEED_CTRL_C, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as parent:  # type: ignore[call-overload]

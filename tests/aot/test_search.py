@@ -62,7 +62,7 @@ def test_search_then_the_same_again(tmp_path: Path) -> None:
 
     program = re.search(r"program ([0-9a-f]{12})", written.read_text())
     assert program
-    planned = python(tmp_path, "-m", "forerun.cli.main", "plan", written, "--on", "v5e-1", "--json")
+    planned = python(tmp_path, "-m", "forerun", "plan", written, "--on", "v5e-1", "--json")
     assert f'"program": "{program[1]}"' in planned.stdout, planned.stderr
     assert load(written).job.batch == 1
 
@@ -78,6 +78,6 @@ def test_search_over_a_tpu_and_a_gpu(tmp_path: Path) -> None:
     dollars = [plan["cost_usd"]["on_demand"] for plan in answer["plans"]]
     assert dollars == sorted(dollars)
     best = answer["plans"][0]
-    planned = python(tmp_path, "-m", "forerun.cli.main", "plan", answer["written"], "--on", best["slice"], "--json")
+    planned = python(tmp_path, "-m", "forerun", "plan", answer["written"], "--on", best["slice"], "--json")
     [again] = json.loads(planned.stdout)["slices"]
     assert (again["program"], again["step_seconds"]) == (best["program"], best["step_seconds"])

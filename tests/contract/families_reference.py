@@ -18,7 +18,7 @@ import numpy as np
 from family_parity import ORIGINAL, VOCAB, Pair, params_of
 
 from forerun.hub.documents import read_json
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.models.families.registry import read_config
 from forerun.models.registry import model_for
 

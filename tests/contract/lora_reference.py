@@ -129,10 +129,13 @@ def rounded(matrix: NDArray[Any], kind: str, block: int) -> NDArray[Any]:
 
 
 def rest_as(model: Any, kind: str, block: int) -> Any:
-    """The torch model as a base rests: if it is quantized, its matrices rounded to that, and all else in bfloat16.
+    """Return the torch model with the frozen weights of a run whose `lora.base` is `kind`.
 
-    Arrays of layers with a state stay in float32. Routers and gates of shared experts are in bfloat16.
+    A base in float32 keeps all weights. A quantized base rounds the matrices to `kind` and all else to bfloat16. Arrays
+    of layers with a state stay in float32. Routers and gates of shared experts are in bfloat16.
     """
+    if kind == "float32":
+        return model
     import torch
 
     outside = ("lm_head", "per_layer_model_projection", "router.proj", "shared_expert_gate")

@@ -153,7 +153,7 @@ def test_the_job_is_planned_with_known_trip_counts() -> None:
     words = ["plan", str(JOB), "--on", "v6e-1", "--json", "--no-cache", "precision.compute=bfloat16"]
     words += ["model.options.equilibrium=24", "model.options.layers=1", "model.options.streams=2"]
     done = subprocess.run(
-        [sys.executable, "-m", "forerun.cli.main", *words],
+        [sys.executable, "-m", "forerun", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,

@@ -378,7 +378,7 @@ def test_cut_off_and_resumed_is_uninterrupted_to_the_last_bit(name: str, tmp_pat
 def test_its_job_is_planned_by_the_real_compiler(name: str) -> None:
     words = ["plan", str(EXAMPLES / name / "job.yaml"), "--on", "v6e-1,v5e-8", "--json", "precision.compute=bfloat16"]
     done = subprocess.run(
-        [sys.executable, "-m", "forerun.cli.main", *words],
+        [sys.executable, "-m", "forerun", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.weights_io.match import matches
 
 pytestmark = pytest.mark.torch

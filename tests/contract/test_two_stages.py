@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recording_reporter import RecordingReporter
 from safetensors.numpy import load_file, save_file
 
 from forerun.config.schema import Job
@@ -175,7 +176,9 @@ def test_integers_that_computed_scales_cannot_keep_are_told(tmp_path: Path) -> N
         folder = written(tmp_path / f"{lines}", first, first_stage(first)[0], dense=True)
         told: list[str] = []
         job = job_of({"name": str(folder)}, qat=computed, devices=8, batch=8, remat="none")
-        read_file_weights(ResolvedJob(job), program_on(ResolvedJob(job), choose("cpu", 8), 8), tell=told.append)
+        read_file_weights(
+            ResolvedJob(job), program_on(ResolvedJob(job), choose("cpu", 8), 8), reporter=RecordingReporter(told)
+        )
         assert len(told) == lines
 
 

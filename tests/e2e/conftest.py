@@ -22,6 +22,6 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         environment["PYTHONPATH"] = str(ROOT / "src")
         folder = tmp_path_factory.mktemp("bin")
         script = folder / "forerun"
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m forerun.cli.main "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m forerun "$@"\n')
         script.chmod(0o755)
     return {**environment, "PATH": f"{folder}{os.pathsep}{environment.get('PATH', os.defpath)}"}

@@ -87,7 +87,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "XDG_CACHE_HOME": str(folder / "xdg"),
         }
         for command in ("forerun train job.yaml optimizer.lr=1e-3", *commands):
-            words = [sys.executable, "-m", "forerun.cli.main", *command.split()[1:]]
+            words = [sys.executable, "-m", "forerun", *command.split()[1:]]
             done = subprocess.run(words, cwd=folder, env=env, text=True, capture_output=True)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         asked = [request.path for request in server.requests]

@@ -55,7 +55,7 @@ def start(folder: Path, shell: dict[str, str]) -> Start:
     environment = {**shell, "PYTHONPATH": os.pathsep.join(paths), "FORERUN_TEST_BRAKE": str(folder / "brake")}
 
     def begin(name: str, *options: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-P", "-m", "forerun.cli.main", "train", "job.yaml", f"name={name}", *options]
+        words = [sys.executable, "-P", "-m", "forerun", "train", "job.yaml", f"name={name}", *options]
         with (folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=log)
 

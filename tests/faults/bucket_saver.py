@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from recording_reporter import RecordingReporter
 
 from forerun.checkpoint import orbax_buckets
 from forerun.checkpoint.reader import Reader
@@ -60,7 +61,7 @@ def leftovers(address: str) -> list[str]:
 def run(address: str, last: int, every: int) -> None:
     longest = {"save": 0.0, "check": 0.0, "waited": 0.0}
     told: list[str] = []
-    with CheckpointStore(address, keep=2, patience=PATIENCE, tell=told.append) as store:
+    with CheckpointStore(address, keep=2, patience=PATIENCE, reporter=RecordingReporter(told)) as store:
         found = store.restore_newest(like())
         good = found is None or all(
             np.asarray(a).tobytes() == np.asarray(b).tobytes()

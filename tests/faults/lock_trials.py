@@ -12,6 +12,8 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
+from recording_reporter import RecordingReporter
+
 from forerun.errors import UserError
 from forerun.hardware.devices import Absence
 from forerun.supervise import free_tpu
@@ -81,7 +83,7 @@ def taken_meanwhile(path: Path, how: str) -> subprocess.Popen[str]:
 
 def verdict(device: Any, path: Path, said: list[str]) -> str | None:
     try:
-        require_free_tpu_for(device, said.append, path, WithTpu())
+        require_free_tpu_for(device, RecordingReporter(said), path, WithTpu())
     except UserError as error:
         return error.what
     return None

@@ -26,8 +26,8 @@ from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
-from forerun.data.tokens.engines.pool import Pool
-from forerun.data.tokens.engines.ray_cluster import ray_cluster
+from forerun.data.tokens.worker_pool import Pool
+from forerun.data.tokens.ray_cluster import ray_cluster
 from forerun.data.tokens.recipe import recipe_for
 address, path, tokenizer, root, unit_bytes = json.loads(sys.argv[1])
 unit.unit_bytes = lambda total: unit_bytes
@@ -35,10 +35,10 @@ def tell(progress):
     print(progress.units_done, flush=True)
 source, recipe = open_source(Part(path=path)), recipe_for(load_tokenizer(tokenizer), validation=0.1)
 if address is None:
-    build(source, recipe, Path(root), progress=tell)
+    build(source, recipe, Path(root), on_unit=tell)
 else:
     with ray_cluster(address) as cluster:
-        build(source, recipe, Path(root), progress=tell, engine=cluster)
+        build(source, recipe, Path(root), on_unit=tell, engine=cluster)
 print("finished", flush=True)
 """
 

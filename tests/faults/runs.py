@@ -133,7 +133,7 @@ class Run:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         self.supervised, self._from = supervise, len(self.said())
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {WAITS}"}
-        command = [sys.executable, "-m", "forerun.cli.main", "train", "job.yaml", f"name={self.name}", *words]
+        command = [sys.executable, "-m", "forerun", "train", "job.yaml", f"name={self.name}", *words]
         with self.log_file.open("ab") as log:
             self.started = time.time()
             self._process = subprocess.Popen(

@@ -72,7 +72,7 @@ class HostsRun:
 
     def start(self, index: int) -> None:
         bench = self.run.bench
-        words = [sys.executable, "-m", "forerun.cli.main", "train", "job.yaml", f"name={self.run.name}"]
+        words = [sys.executable, "-m", "forerun", "train", "job.yaml", f"name={self.run.name}"]
         words += self.words
         words += ["--host", f"{index}/{self.hosts}", "--leader", f"127.0.0.1:{self.port}", "--secret", "secret"]
         flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}

@@ -25,9 +25,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.data import checked_json
 from forerun.data.corpus import Corpus
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.reader import CachedTeacherRows
-from forerun.data.teacher_cache.shards import DRAFT, MANIFEST
+from forerun.data.teacher_cache import DRAFT, MANIFEST, CachedTeacherRows, Layout
 from forerun.errors import UserError
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
@@ -102,7 +100,7 @@ def damage(file: Path, at: int = 1000) -> None:
 @pytest.mark.timing
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "killed"
-    words = [sys.executable, "-m", "forerun.cli.main", "cache", str(folder / "job.yaml"), f"distil.cache={target}"]
+    words = [sys.executable, "-m", "forerun", "cache", str(folder / "job.yaml"), f"distil.cache={target}"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(one) for one in sys.path if one)}
     for shards in (1, 6):  # killed when so many are there, then started again
         with (tmp_path / "log").open("ab") as log:
@@ -229,7 +227,7 @@ def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp
     """One shard of other words, whole in itself, as of a teacher that was trained on meanwhile."""
     mine = student(job()).digest
     file = tmp_path / "words" / MANIFEST
-    manifest, _ = checked_json.decode(file.read_bytes())
+    manifest = checked_json.decode(file.read_bytes())
     manifest["shards"][3] = manifest["shards"][2]
     file.write_bytes(checked_json.encode(manifest))
     theirs = student(job()).digest
@@ -245,7 +243,7 @@ def test_what_is_not_there_or_not_finished_is_refused(job: Callable[..., Job], t
     with raises_error("E-RUN-039"):
         student(job(f"distil.cache={tmp_path / 'none'}"))
     manifest = tmp_path / "words" / MANIFEST
-    content, _ = checked_json.decode(manifest.read_bytes())
+    content = checked_json.decode(manifest.read_bytes())
     manifest.write_bytes(checked_json.encode({**content, "shards": [*content["shards"][:-2], None, None]}))
     with raises_error("E-DATA-072", "14", "16"):
         student(job())

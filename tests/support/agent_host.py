@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recording_reporter import RecordingReporter
+
 from forerun.cloud.host.agent import Agent, AgentTimes
 from forerun.cloud.host.settings import AgentSettings, HostLayout
 from forerun.cloud.host.training import ServiceState, parse_state
@@ -107,7 +109,7 @@ class Host:
         api = self.api if is_rented else None
         times = AgentTimes(speed=50.0, flush_seconds=1000.0)
         settings = self.settings(hosts=hosts)
-        return Agent(settings, self.layout, self.files, host, api, lambda: notice, self.said.append, times)
+        return Agent(settings, self.layout, self.files, host, api, lambda: notice, RecordingReporter(self.said), times)
 
     def settings(self, **changes: Any) -> AgentSettings:
         settings = AgentSettings(
@@ -185,7 +187,7 @@ class SteppedAgent:
             0,
             host.api,
             lambda: "",
-            host.said.append,
+            RecordingReporter(host.said),
             wall=lambda: host.wall,
             monotonic=lambda: host.uptime,
             start=lambda work, name: work(),

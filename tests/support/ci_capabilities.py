@@ -63,7 +63,7 @@ FAULT_TESTS: dict[str, tuple[str, ...]] = {
     ),
     "faults/test_storage_faults.py::test_the_lock_of_a_tpu": ("storage lock-dead", "storage lock-live"),
     "unit/data/reads/test_block_reader.py::test_wrong_answers_are_repeated_and_counted": ("data faults",),
-    "unit/data/reads/test_cache_failures.py::test_a_removed_cache_is_created_again": ("data deleted",),
+    "unit/data/reads/test_block_cache.py::test_a_removed_cache_is_created_again": ("data deleted",),
     "faults/test_bucket_data.py::test_a_unit_that_is_damaged_in_the_bucket_is_rejected_by_name": (
         "data clean",
         "data damaged",

@@ -23,7 +23,7 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.models.families.base import Family
 from forerun.models.keys import entries, leaves_of
 from forerun.nn import spec

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.load import load
+from forerun.reporter import LineReporter
 from forerun.track import forwarder
 from forerun.track.backends import client_process
 from forerun.track.backends.client_process import ClientProcess
@@ -34,7 +35,7 @@ def main(folder: Path, resume_at: int, written: int, last: int, *settings: str) 
     (folder / "job.yaml").write_text(JOB)
     job = load(folder / "job.yaml", settings).job
     path = folder / "metrics.jsonl"
-    with MetricsLog(path, resume_at=resume_at) as log, tracking(job, path, last, print):
+    with MetricsLog(path, resume_at=resume_at) as log, tracking(job, path, last, LineReporter(sys.stdout)):
         for step in range(resume_at + 1, written + 1):
             log.write(step, **row_of(step))
         while written < last:

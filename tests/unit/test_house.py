@@ -186,6 +186,19 @@ def test_only_config_and_methods_read_the_method_sections() -> None:
     assert found == []
 
 
+def test_messages_go_to_a_reporter() -> None:
+    """A function that reports something takes a `Reporter` as `reporter`, and no callable for messages."""
+    names = {"tell", "say", "warn", "announce", "on_progress"}
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.arg}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.arg)
+        and (node.arg in names or (node.annotation and ast.unparse(node.annotation) == "Callable[[str], None]"))
+    ]
+    assert found == []
+
+
 def listed_outside_ci() -> list[str]:
     """Return the node ids of the list that `bench/ci_sample.py` writes."""
     lines = (TESTS / "outside_ci.tsv").read_text("utf-8").splitlines()

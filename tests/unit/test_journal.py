@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.journal import Journal, Seal, entry_of
 
@@ -37,7 +38,7 @@ def test_a_resumed_journal_has_the_bytes_of_its_seal_and_counts_on(tmp_path: Pat
     seals = written(path, range(1, 8), (2, 4))
     with path.open("ab") as out:
         out.write(b"garbage after the checkpoint\n{")
-    with Journal(path, last=4, seals=seals, tell=told.append) as journal:
+    with Journal(path, last=4, seals=seals, reporter=RecordingReporter(told)) as journal:
         assert path.read_bytes() == b"".join(map(line, range(1, 5)))
         journal.append(line(5))
         again = journal.seal(5)
@@ -53,7 +54,7 @@ def test_a_line_of_the_checkpoints_own_step_that_it_does_not_have_is_removed(tmp
     before = path.read_bytes()
     with path.open("ab") as out:
         out.write(b'{"step": 4, "validation_loss": 1.5}\n')
-    Journal(path, last=4, seals=seals, tell=told.append).close()
+    Journal(path, last=4, seals=seals, reporter=RecordingReporter(told)).close()
     assert (path.read_bytes(), told) == (before, [])
 
 
@@ -65,13 +66,13 @@ def test_a_changed_line_is_reported_with_the_steps_since_the_last_checkpoint_tha
     seals = written(path, range(1, 8), (3, 6))
     content = path.read_bytes().replace(line(changed), line(changed).replace(b"0.", b"9."))
     path.write_bytes(content)
-    with Journal(path, last=6, seals=seals, tell=told.append) as journal:
+    with Journal(path, last=6, seals=seals, reporter=RecordingReporter(told)) as journal:
         new = journal.seal(6)
     [text] = told
     assert str(path) in text
     assert lines in text
     assert path.read_bytes() == content[: -len(line(7))], "what can be read stays"
-    Journal(path, last=6, seals=[*seals, new], tell=told.append).close()
+    Journal(path, last=6, seals=[*seals, new], reporter=RecordingReporter(told)).close()
     assert len(told) == 1, "the next checkpoint has the file as it is now"
 
 
@@ -82,7 +83,7 @@ BROKEN = [b"not json", b"[1]", b'{"loss": 1}', b'{"step": "x"}', b'{"step": true
 def test_a_broken_line_is_kept_aside(tmp_path: Path, broken: bytes) -> None:
     path, told = tmp_path / "a.jsonl", list[str]()
     path.write_bytes(line(1) + broken + b"\n" + line(2) + line(3))
-    Journal(path, last=2, tell=told.append).close()
+    Journal(path, last=2, reporter=RecordingReporter(told)).close()
     assert path.read_bytes() == line(1) + line(2)
     assert (tmp_path / "a.jsonl.damaged").read_bytes() == broken + b"\n"
     [text] = told
@@ -97,7 +98,7 @@ def test_lost_lines_are_reported(tmp_path: Path, content: bytes | None) -> None:
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    Journal(path, last=4, seals=seals, tell=told.append).close()
+    Journal(path, last=4, seals=seals, reporter=RecordingReporter(told)).close()
     assert path.read_bytes() == (line(1) if content else b"")
     [text] = told
     assert "step 4" in text or "to 4" in text
@@ -106,7 +107,7 @@ def test_lost_lines_are_reported(tmp_path: Path, content: bytes | None) -> None:
 def test_a_new_run_starts_an_empty_journal_and_reports_nothing(tmp_path: Path) -> None:
     path, told = tmp_path / "a.jsonl", list[str]()
     path.write_bytes(line(1) + b"garbage\n")
-    Journal(path, last=0, tell=told.append).close()
+    Journal(path, last=0, reporter=RecordingReporter(told)).close()
     assert (path.read_bytes(), told) == (b"", [])
     assert list(tmp_path.iterdir()) == [path]
 

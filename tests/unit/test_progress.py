@@ -43,30 +43,16 @@ def test_pace_counts_only_the_work_since_its_start(clock: Clock) -> None:
 
 def test_a_pipe_gets_a_line_now_and_then_and_one_at_the_end(clock: Clock) -> None:
     out = io.StringIO()
-    with ProgressBar("rows", stream=out) as bar:
-        bar(0, 8)
+    with ProgressBar("rows", 8, stream=out) as bar:
         for done in range(1, 9):
             clock.now += 4
-            bar(done, 8)
+            bar.update(done)
     assert out.getvalue().splitlines() == ["3/8 rows, eta 20.0 s", "6/8 rows, eta 8.0 s", "8/8 rows, 32.0 s"]
-
-
-def test_zero_starts_a_new_measurement(clock: Clock) -> None:
-    out = io.StringIO()
-    with ProgressBar("requests", every_seconds=0, stream=out) as bar:
-        bar(0, 2)
-        clock.now += 100
-        bar(2, 2)
-        bar(0, 4)
-        clock.now += 1
-        bar(1, 4)
-    assert out.getvalue().splitlines() == ["2/2 requests, 100.0 s", "1/4 requests, eta 3.0 s"]
 
 
 def test_a_detail_and_work_from_before(clock: Clock) -> None:
     out = io.StringIO()
-    with ProgressBar("answers", every_seconds=0, stream=out) as bar:
-        bar.start(10, 6)
+    with ProgressBar("answers", 10, 6, stream=out, every_seconds=0) as bar:
         clock.now += 2
         bar.update(8, "7 tokens/s")
     assert out.getvalue() == "8/10 answers, 7 tokens/s, eta 2.0 s\n"
@@ -75,8 +61,7 @@ def test_a_detail_and_work_from_before(clock: Clock) -> None:
 PROGRAM = """
 import sys
 from forerun.progress import ProgressBar
-with ProgressBar("rows", live=sys.argv[1] == "live") as bar:
-    bar(0, 4)
+with ProgressBar("rows", 4, stream=sys.stderr, live=sys.argv[1] == "live") as bar:
     for done in (1, 2, 3, 4):
         print('{"answer": %d}' % done, flush=True)
         bar.update(done, "\\x1b[2Jdetail [bold]")
@@ -130,8 +115,8 @@ def test_rich_is_imported_only_for_a_bar() -> None:
     program = (
         "import io, sys\n"
         "from forerun.progress import ProgressBar\n"
-        "with ProgressBar('rows', stream=io.StringIO()) as bar:\n"
-        "    bar(0, 1); bar(1, 1)\n"
+        "with ProgressBar('rows', 1, stream=io.StringIO()) as bar:\n"
+        "    bar.update(1)\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'rich']"
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True)

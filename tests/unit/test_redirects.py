@@ -20,7 +20,7 @@ from forerun.cloud.google.credentials import GoogleSession
 from forerun.data.source import files
 from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
-from forerun.hub.client import guard_client
+from forerun.hub.repository import guard_client
 from forerun.redirects import check_redirect, is_public
 from forerun.track.backends.mlflow import _OPENER
 

@@ -7,7 +7,6 @@ a restore). It is not done, because Orbax writes hundreds of lines to the termin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -21,7 +20,8 @@ from forerun.checkpoint.manifest import Damage, damage
 from forerun.checkpoint.orbax_buckets import orbax_context
 from forerun.checkpoint.orbax_logs import quiet_orbax
 from forerun.checkpoint.tree import first_difference, in_job_form, in_saved_form
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
+from forerun.reporter import SILENT, Reporter
 from forerun.storage.address import Address
 from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import NONE, RetrySchedule, StorageUnavailable
@@ -65,16 +65,14 @@ class Reader:
       folder: the folder or bucket of the checkpoints.
       patience: how long to try again if a bucket does not answer. By default it fails immediately, which suits commands
         for which a user waits.
-      tell: receives a line for each failed try.
+      reporter: receives a line for each failed try.
     """
 
-    def __init__(
-        self, folder: Path | str, patience: RetrySchedule = NONE, tell: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, folder: Path | str, patience: RetrySchedule = NONE, reporter: Reporter = SILENT) -> None:
         quiet_orbax()
         # Orbax needs absolute paths.
         address = folder if Address.of(folder).is_remote else Path(folder).resolve()
-        self.storage = folder_at(address, patience, tell)
+        self.storage = folder_at(address, patience, reporter)
         self.log = Log(self.storage)
 
     def identity(self) -> str:
@@ -257,9 +255,3 @@ class Reader:
                 fix="undo the change of the job, or give it another name to start a new run",
             )
         return saved
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's text, or the name of its type."""
-    text = error.what if isinstance(error, UserError) else str(error)
-    return (text.splitlines() or [type(error).__name__])[0]

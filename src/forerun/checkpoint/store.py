@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -29,10 +29,11 @@ from forerun.checkpoint import hosts
 from forerun.checkpoint.log import BrokenRecord, Commit
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
-from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint, first_line
+from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint
 from forerun.checkpoint.retention import Retention
 from forerun.checkpoint.saving import Writer, release_threads, saving_context, writer_for
-from forerun.errors import StorageError, UserError
+from forerun.errors import StorageError, UserError, first_line
+from forerun.reporter import SILENT, Reporter
 from forerun.storage.retries import RetrySchedule, StorageUnavailable
 from forerun.units import Seconds
 
@@ -70,6 +71,24 @@ class _Save:
     done: Future[None] = field(default_factory=Future)
 
 
+class _OneThread(Reporter):
+    """Reports warnings in the thread that created it, and keeps those of background threads for `flush`."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._lines, self._thread = reporter, deque[str](), threading.get_ident()
+
+    def warn(self, text: str) -> None:
+        if threading.get_ident() == self._thread:
+            self._reporter.warn(text)
+        else:
+            self._lines.append(text)
+
+    def flush(self) -> None:
+        """Report the warnings that background threads have left."""
+        while self._lines:
+            self._reporter.warn(self._lines.popleft())
+
+
 class CheckpointStore:
     """Saves and restores checkpoints by step.
 
@@ -87,7 +106,7 @@ class CheckpointStore:
       keep: which checkpoints are kept; a number keeps that many of the newest.
       owner: the name of this process in the log; by default the host name and the process id.
       patience: how long to try again if a bucket does not answer.
-      tell: receives a line about each failed try and long wait, always in the thread that calls the store.
+      reporter: receives a line about each failed try and long wait, always in the thread that calls the store.
     """
 
     def __init__(
@@ -97,11 +116,11 @@ class CheckpointStore:
         keep: int | Retention,
         owner: str | None = None,
         patience: RetrySchedule | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
     ) -> None:
         self.retention = keep if isinstance(keep, Retention) else Retention(last=keep)
-        self._tell, self._lines, self._thread = tell, deque[str](), threading.get_ident()
-        self.reader = Reader(folder, patience or RetrySchedule(), self._report)
+        self._reporter = _OneThread(reporter)
+        self.reader = Reader(folder, patience or RetrySchedule(), self._reporter)
         self.reader.require_records()
         self._log, self._storage = self.reader.log, self.reader.storage
         self._context = saving_context(self._storage)
@@ -145,7 +164,7 @@ class CheckpointStore:
 
     def check(self) -> None:
         """Report messages from the background. Raise the error of a save that has failed since the last call."""
-        self._report_lines()
+        self._reporter.flush()
         if self._saving is not None and self._saving.done.done():
             self._settle()
 
@@ -230,30 +249,18 @@ class CheckpointStore:
         while not save.done.done():
             left = None if deadline is None else deadline - time.monotonic()
             wait_for([save.done], pause if left is None else max(0.0, min(pause, left)))
-            self._report_lines()
+            self._reporter.flush()
             age = Seconds(time.monotonic() - save.began)
             if save.done.done():
                 break
             if left is not None and left <= pause:
-                self._tell(f"the checkpoint of step {save.step} was not saved within {age}, and is given up")
+                self._reporter.warn(f"the checkpoint of step {save.step} was not saved within {age}, and is given up")
                 return False
-            self._tell(f"waiting for the checkpoint of step {save.step}, which started {age} ago")
+            self._reporter.warn(f"waiting for the checkpoint of step {save.step}, which started {age} ago")
             pause = _BETWEEN_REPORTS_SECONDS
-        self._report_lines()
+        self._reporter.flush()
         save.done.result()
         return True
-
-    def _report(self, text: str) -> None:
-        """Report a line to the user. A line from a background thread is kept for the next call of the store."""
-        if threading.get_ident() == self._thread:
-            self._tell(text)
-        else:
-            self._lines.append(text)
-
-    def _report_lines(self) -> None:
-        """Report the lines that background threads have left."""
-        while self._lines:
-            self._tell(self._lines.popleft())
 
     def _finish(self, save: _Save) -> None:
         """Finish a save in the background thread, and pass on its result or its error."""

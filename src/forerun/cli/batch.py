@@ -41,8 +41,8 @@ def run_batch(args: argparse.Namespace) -> int:
         print(f"{done} of {len(questions)} were answered before", file=sys.stderr)
     tokens, began = 0, time.monotonic()
     is_drawable = out is not None or not sys.stdout.isatty()  # answers on the terminal would mix with a bar
-    with written(out) as file, ProgressBar("answers", every_seconds=0, live=is_drawable) as progress:
-        progress.start(len(questions), done)
+    bar = ProgressBar("answers", len(questions), done, stream=sys.stderr, every_seconds=0, live=is_drawable)
+    with written(out) as file, bar as progress:
         for first in range(done, len(ids), args.rows):
             some = ids[first : first + args.rows]
             turns = [model.turn_stop if "messages" in one else () for one in questions[first : first + args.rows]]

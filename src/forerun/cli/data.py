@@ -84,8 +84,7 @@ def _verify(job: Job) -> int:
     from forerun.verbs.data import verify_data
 
     for name, part in verify_data(job).items():
-        text = f"{Count(part.tokens)} tokens are as they were written, {part.folder}"
-        print(f"{name}: {text}" + ("; checksums of blocks were added" if part.upgraded else ""))
+        print(f"{name}: {Count(part.tokens)} tokens are as they were written, {part.folder}")
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forerun.errors import UserError
-from forerun.progress import ProgressBar
+from forerun.reporter import LineReporter
 from forerun.safe_text import redact
 from forerun.units import Count
 
@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     step = "" if model.step is None else f", step {model.step}"
     print(model.description.replace(model.name, f"{model.name}{step}", 1), file=sys.stderr, flush=True)
     if args.data:
-        with ProgressBar("rows") as bar:
-            found = model.evaluate(args.data, context=args.context, rows=args.batch, progress=bar)
+        found = model.evaluate(args.data, context=args.context, rows=args.batch, reporter=LineReporter(sys.stderr))
         answer["data"] = {"path": redact(args.data), **asdict(found)}
         if not args.json:
             print(
@@ -48,10 +47,14 @@ def run(args: argparse.Namespace) -> int:
             )
     if args.tasks:
         context = args.context or model.longest_context
-        with ProgressBar("requests") as bar:
-            results = model.evaluate_tasks(
-                args.tasks, context=context, rows=args.batch, limit=args.limit, chat=args.chat, progress=bar
-            )
+        results = model.evaluate_tasks(
+            args.tasks,
+            context=context,
+            rows=args.batch,
+            limit=args.limit,
+            chat=args.chat,
+            reporter=LineReporter(sys.stderr),
+        )
         answer["tasks"] = results.values | {"context": context}
         if not args.json:
             print(results.table)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from forerun.reporter import LineReporter
+
 
 def run(args: argparse.Namespace) -> int:
     from forerun.verbs.export.export import export
     from forerun.weights_io.vllm import checklist, serve_command
-
-    def say(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
 
     exported = export(
         args.run,
@@ -26,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         public=args.public,
         overwrite=args.overwrite,
         code=args.code,
-        report=say,
+        reporter=LineReporter(sys.stderr),
     )
     print(f"done: {exported.folder}")
     if exported.proof:

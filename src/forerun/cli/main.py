@@ -189,9 +189,3 @@ def _reader_left() -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # discards what is still buffered
     return True
-
-
-if __name__ == "__main__":
-    from forerun.__main__ import main as entry_point
-
-    entry_point()

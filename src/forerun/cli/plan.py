@@ -126,7 +126,7 @@ def _search(args: argparse.Namespace, resolved: ResolvedJob) -> int:
     print_warnings(resolved)
     resolved = with_steps(resolved)
     compiler = SliceCompiler(use_cache=not args.no_cache, calibrate=args.calibrate or (), quiet=args.json)
-    compiler.announce(f"the run starts with {resolved.starting_weights}")
+    compiler.reporter.info(f"the run starts with {resolved.starting_weights}")
     return run_search(
         resolved,
         goal=args.goal,

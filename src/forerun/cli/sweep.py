@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from forerun import interrupt
 from forerun.exit_codes import INTERRUPTED, STOPPED
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from forerun.verbs.sweep.runner import SweepRunner
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         with interrupt.cooperating(lambda seconds: stops.stop(signal.SIGINT)):
             results = train(
                 sweep,
-                lambda text: print(text, flush=True),
+                LineReporter(sys.stdout),
                 stop_on_failure=args.stop_on_failure,
                 on_runner=stops.use,
             )

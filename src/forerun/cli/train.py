@@ -22,9 +22,9 @@ from forerun.config.stages import Stage, stage_named, stages_of
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
+from forerun.reporter import LineReporter
 from forerun.run.profiling.step_range import range_of
 from forerun.units import Count, Seconds
-from forerun.verbs.job_files import warn
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
@@ -115,7 +115,7 @@ def _ready(stages: Sequence[Stage], stage: Stage, worker: Worker) -> Job | None:
     from forerun.verbs.stages.stages import ready_to_train
 
     worker.pulse.phase("stage result")
-    return ready_to_train(stages, stage, partial(print, flush=True))
+    return ready_to_train(stages, stage, LineReporter(sys.stdout))
 
 
 def _started_by_user(
@@ -132,7 +132,7 @@ def _started_by_user(
     supervised = args.supervise or args.host or args.leader or hosts.count > 1
     lock: AbstractContextManager[None] = nullcontext()
     if not supervised or hosts.leads:  # host 0 holds the lock for all hosts
-        lock = run_lock(loaded.job, take_over=args.take_over, warn=warn)
+        lock = run_lock(loaded.job, take_over=args.take_over, reporter=LineReporter(sys.stderr))
     with lock:
         return _supervised(args, loaded, hosts, options) if supervised else _train(args, loaded, worker, ready)
 
@@ -155,7 +155,7 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, r
     from forerun.supervise.free_tpu import require_free_tpu_for
 
     if worker is None or worker.is_alone:
-        require_free_tpu_for(loaded.job.device, print)
+        require_free_tpu_for(loaded.job.device, LineReporter(sys.stdout))
         worker = worker or alone()
         interrupt.set_report(lambda: resumption(loaded.job, fresh=args.fresh))
     with worker.exit_on_failure(lambda error: told(error, sys.argv[1:])):
@@ -233,7 +233,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
     require_usable(loaded.job)
     if args.fresh and hosts.leads:
         rename_existing_run(loaded.job)
-    command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides, *options]
+    command = [sys.executable, "-P", "-m", "forerun", "train", args.job, *args.overrides, *options]
     command += ["--profile", args.profile] if args.profile else []
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}

@@ -8,7 +8,6 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 KEY = b'"xxh3":'
-CLAIMS = (KEY, b'"blocks":')  # keys that only objects with a checksum have
 
 
 def encode(value: dict[str, Any], indent: int | None = None) -> bytes:
@@ -18,28 +17,19 @@ def encode(value: dict[str, Any], indent: int | None = None) -> bytes:
     return body + _end(body)
 
 
-def decode(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """Return the object and whether it has a checksum. Objects written by earlier versions have none.
-
-    Raises:
-        ValueError: The bytes are not a JSON object, or differ from their checksum.
-    """
-    checked = is_checked(raw)
-    value = json.loads(raw)
-    if not isinstance(value, dict):
-        raise ValueError("it is not a JSON object")
-    value.pop("xxh3", None)
-    return value, checked
+def decode(raw: bytes) -> dict[str, Any]:
+    """Return the object. Raise ValueError if the bytes are not a JSON object that ends with its checksum."""
+    require_checksum(raw)
+    value: dict[str, Any] = json.loads(raw)
+    del value["xxh3"]
+    return value
 
 
-def is_checked(raw: bytes) -> bool:
-    """Return whether the bytes end with their checksum. Raise ValueError if it differs."""
+def require_checksum(raw: bytes) -> None:
+    """Raise ValueError unless the bytes end with their checksum."""
     body = raw[: -len(_end(b""))]
-    checked = raw == body + _end(body)
-    # One damaged byte must not make an object with a checksum look like one of an earlier version, without checksum.
-    if not checked and any(claim in raw for claim in CLAIMS):
+    if raw != body + _end(body):
         raise ValueError("it differs from its checksum")
-    return checked
 
 
 def _end(body: bytes) -> bytes:

@@ -2,42 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forerun.config import schema
-from forerun.data.chat_template import template_origin, thinking_variables
+from forerun.data.chat_template import job_template, template_origin, thinking_variables, turn_end
 from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
+from forerun.data.order.held_out import HeldOut, Subset, held_out, packer_of, require_held_out
 from forerun.data.order.mixture import Mixture
+from forerun.data.order.packing import resolve_policy
 from forerun.data.order.pairs import Pairs, describe_too_long
 from forerun.data.order.rows import PackedRows
-from forerun.data.order.subset import Subset, held_out, packer_of
-from forerun.data.order.too_long import resolve_policy
 from forerun.data.order.whole_documents import WholeDocuments
 from forerun.data.reads.store_reads import StoreReads, job_reads
-from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
-from forerun.data.shares import HeldOut, require_held_out
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
+from forerun.data.source.plain import LIKELY_SEPARATOR, likely_separators
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
-from forerun.data.tokens.engines.engine import StartEngine
-from forerun.data.tokens.engines.pool import Pool
-from forerun.data.tokens.exchange import CONVERSATION_FORMS
+from forerun.data.tokens.document import CONVERSATION_FORMS, PROMPT_FORMS
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
+from forerun.data.tokens.worker_pool import Pool, StartEngine
 from forerun.errors import UserError
+from forerun.reporter import Phase
 from forerun.storage.address import Address
 from forerun.storage.folder import Folder
 from forerun.storage.open_folder import folder_at
 from forerun.units import Count
 
-OnProgress = Callable[[str, BuildProgress], None]
+# ---- How the rows of a source become text, and notes about it for the user ----
+
+
+FIRST_DOCUMENTS = 256  # of a file of token ids, whose last ids are compared with the end token
+MANY_SEPARATORS = 3  # at the start of a file that is one document; from this number on, a note is printed
+
+
+def applies_template(form: str, data: schema.Data, model_template: str | None) -> bool:
+    """Return whether plain texts of this form become messages of a conversation.
+
+    By default, prompts and completions do if the job or the model has a chat template. Preference pairs do only if the
+    job sets `data.apply_template`.
+    """
+    if form in PROMPT_FORMS:
+        has_template = data.chat_template is not None or model_template is not None
+        return has_template if data.apply_template is None else data.apply_template
+    return bool(data.apply_template) and form == "chosen/rejected"
+
+
+def required_template(source: Source, data: schema.Data, model_template: str | None, *, applied: bool) -> str | None:
+    """Return the job's chat template, or else the model's. Raise UserError if one is needed and both are missing."""
+    if data.chat_template is not None:
+        return job_template(data)
+    needed = "conversations" if source.form in CONVERSATION_FORMS else "data.apply_template" if applied else None
+    if model_template is None and needed:
+        raise UserError(
+            "E-DATA-009",
+            f"{source.files[0].name}: {needed}, but no chat template",
+            why="the model has no chat template, so forerun cannot convert a conversation to text",
+            fix="set data.chat_template=chatml, or the path of a Jinja file",
+        )
+    return model_template
+
+
+def rendering_of(source: Source, recipe: Recipe, data: schema.Data) -> str:
+    """Return how rows become text, for the display. Return "" for texts, and for conversations without data.system."""
+    if source.kind in TOKEN_KINDS:
+        last = _last_ids(source)
+        return f"{last[recipe.eos]} of the first {last.total()} documents end with the end token {recipe.eos}, " + (
+            "which is not added again" if last[recipe.eos] == last.total() else "which is added to the others"
+        )
+    form = source.form
+    template = "the model's chat template" if data.chat_template is None else "data.chat_template"
+    template += "" if recipe.system is None else " and data.system"
+    if form in PROMPT_FORMS and not recipe.apply_template:
+        return "as plain text" if form == "prompt/completion" else "as Alpaca's plain prompt"
+    if form in PROMPT_FORMS and data.apply_template is None:
+        return f"with {template} (data.apply_template=false: plain text)"
+    return f"with {template}" if form in PROMPT_FORMS or recipe.system is not None else ""
+
+
+def notes_of(source: Source, recipe: Recipe, data: schema.Data, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield notes about settings that are probably a mistake, each with the key that changes it."""
+    for key in ("chat_template", "system", "thinking", "ignored_fields"):
+        if getattr(data, key) not in (None, []) and recipe.template is None:
+            yield f"data.{key} is not used: these rows are {_described(source, data)}"
+    if data.apply_template and not (source.form in PROMPT_FORMS or source.form == "chosen/rejected"):
+        yield f"data.apply_template changes nothing: these rows are {source.form}, not prompt and completion"
+    if source.form == "text" and {"instruction", "output"} <= set(source.unused):
+        yield (
+            "the rows are read as text, because they have the column text, and all tokens have loss: "
+            "data.columns.instruction=instruction reads their instruction, input and output as Alpaca instead"
+        )
+    elif source.unused_prompts:
+        yield (
+            f"column {', '.join(source.unused_prompts)} is not used, although it has the name of a prompt: the "
+            f"rows are read as {source.form}; name all columns to read in data.columns, or rename this one if it is no "
+            "prompt"
+        )
+    if source.kind == "text" and source.separator is None:
+        found = likely_separators(source.files[0])
+        if found >= MANY_SEPARATORS:
+            yield (
+                f"{source.files[0].name} is one document, and {LIKELY_SEPARATOR} occurs in it, at least {found} times: "
+                f"data.separator='{LIKELY_SEPARATOR}' makes a document of each part"
+            )
+    if source.kind in TOKEN_KINDS:
+        yield from _end_notes(_last_ids(source), recipe.eos)
+    if recipe.template is not None and data.chat_template:
+        for text in turn_end(recipe.template, recipe.special, tokenizer).stop:
+            yield (
+                f"a turn ends with {text!r}, which this tokenizer spells out in several tokens: forerun ends an answer "
+                "at that text, and transformers needs stop_strings for it"
+            )
+
+
+def _last_ids(source: Source) -> Counter[int]:
+    """Return how many of the first documents end with each id."""
+    return Counter(int(row.values["input_ids"][-1]) for row in source.first_rows(FIRST_DOCUMENTS))
+
+
+def _end_notes(last: Counter[int], end: int) -> Iterator[str]:
+    """Yield a note if documents end with another common id, which is probably the end token of another tokenizer."""
+    ((common, count),) = last.most_common(1) or [(end, 0)]
+    if common != end and count > 2 and count > last.total() // 2:
+        yield (
+            f"{count} of the first {last.total()} documents end with the token {common}, not with the end token {end}: "
+            f"they get both, so check that data.tokenizer is the tokenizer that made the files"
+        )
+
+
+def _described(source: Source, data: schema.Data) -> str:
+    plain = source.form in PROMPT_FORMS and data.apply_template is False
+    return f"{source.form}{', joined as plain text by data.apply_template=false' if plain else ''}"
+
+
 CHAT_FORMS = (*CONVERSATION_FORMS, "chosen/rejected")
 PLANS = "rows"  # folder of packing plans, in the folder of a store
 
@@ -84,11 +189,6 @@ class CorpusPart:
         held_count, tokens = (0, 0) if kept is None else (len(kept), kept.tokens)
         all_tokens = train.tokens + tokens
         return HeldOut(self.wanted, word, held_count // sides, (len(train) + held_count) // sides, tokens / all_tokens)
-
-    @property
-    def checked(self) -> bool:
-        """Whether every file has checksums of its blocks; stores of earlier versions of forerun have none."""
-        return self.store.checked and all(rows.checked for rows in self.plans)
 
     @property
     def read_as(self) -> list[str]:
@@ -146,17 +246,11 @@ class Corpus:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about probable mistakes in each part, and about parts without checksums."""
+        """Warnings about probable mistakes in each part."""
         held = [part.held_out for part in self.parts]
         far = [f"{part.name}: {one.warning}" for part, one in zip(self.parts, held, strict=True) if one and one.is_far]
         notes = [f"{part.name}: {note}" for part in self.parts for note in part.notes]
-        unchecked = [
-            f"{part.name}: {part.store.folder.address} was written without checksums of its blocks, so damaged "
-            "bytes would change the run silently: forerun data JOB --verify compares its files and adds the checksums"
-            for part in self.parts
-            if not part.checked
-        ]
-        return [*far, *notes, *unchecked]
+        return [*far, *notes]
 
     def lines(self) -> list[str]:
         """Return summaries for the display: one line, or one for each part of a mixture."""
@@ -173,7 +267,7 @@ def open_corpus(
     sequence: int,
     vocab: int | None = None,
     pairs: bool = False,
-    on_progress: OnProgress | None = None,
+    phase: Phase | None = None,
     host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
@@ -184,24 +278,42 @@ def open_corpus(
       sequence: positions of a row.
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
-      on_progress: called with the name of a part and the progress of its tokenization.
+      phase: shows the progress of tokenizing.
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
-      UserError: a source cannot be read, or its form does not match the job.
+      UserError: a source cannot be read, its form does not match the job, or no row is held out although the job asks
+        for validation.
     """
     reads = job_reads(data) if data.store is not None and Address.of(data.store).is_bucket else None
-    parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
-        for name, part in data.parts.items()
-    )
+    opened = []
+    for name, part in data.parts.items():
+        source = open_source(part)
+        recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
+        folder = tokenize(source, recipe, data, name=name, phase=phase, host=host)
+        store = open_store(folder, reads=reads)
+        packing, plans = packing_of(data, source), store.local_folder / PLANS
+        rows = _packed(store.train, packing, sequence, data, plans)
+        if data.validation_by == "rows":
+            rows, kept = held_out(rows, data.validation)
+        else:
+            kept = _packed(store.validation, packing, sequence, data, plans) if store.validation else None
+        notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
+        text_form = rendering_of(source, recipe, data)
+        opened.append(CorpusPart(name, source, store, rows, kept, data.validation, notes, text_form))
+    parts = tuple(opened)
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
-    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    if rows.block_orders:
-        parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
-        rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts), reads)
+    mixture = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    if mixture.block_orders:
+        parts = tuple(_in_extents(part, mixture.block_rows(n)) for n, part in enumerate(parts))
+        mixture = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    # Each held-out row counts once, because weights are for training only.
+    validation = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
+    if not validation and (asked := [held for part in parts if (held := part.held_out) is not None]):
+        require_held_out(asked, sum(len(part.rows) for part in parts))
+    held_out_rows = Mixture(list(validation.values()), None, list(validation)) if validation else None
+    return Corpus(dialect.tokenizer, parts, mixture, held_out_rows, reads)
 
 
 def tokenize(
@@ -210,7 +322,8 @@ def tokenize(
     data: schema.Data,
     *,
     shard: tuple[int, int] = (0, 1),
-    on_progress: Callable[[BuildProgress], None] | None = None,
+    name: str = "",
+    phase: Phase | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
 ) -> Folder:
@@ -221,10 +334,16 @@ def tokenize(
       recipe: how rows become tokens.
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
-      on_progress: called with the progress.
+      name: the name of the part of the data that the source is.
+      phase: shows the progress.
       engine: starts what builds the units, by default worker processes of this machine.
       host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
+
+    def show(progress: BuildProgress) -> None:
+        if phase is not None:
+            phase.detail = progress.text(name)
+
     return build(
         source,
         recipe,
@@ -232,7 +351,7 @@ def tokenize(
         workers=data.workers,
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
-        progress=on_progress,
+        on_unit=show,
         engine=engine,
         host=host,
     )
@@ -263,7 +382,7 @@ def recipe_of(
         dialect.tokenizer,
         vocab=vocab if has_ids else None,
         template=template,
-        special=dict(dialect.special) | switch if chat else None,
+        special=dict(dialect.special) | switch if chat else {},
         loss_on=data.loss_on,
         special_tokens=data.special_tokens,
         validation=data.validation if data.validation_by == "documents" else 0.0,
@@ -339,34 +458,6 @@ def _packed(documents: Documents, packing: str, sequence: int, data: schema.Data
     return WholeDocuments(documents, sequence, too_long=too_long, plan_folder=plans)
 
 
-def _open_part(
-    name: str,
-    part: schema.Part,
-    data: schema.Data,
-    dialect: Dialect,
-    sequence: int,
-    vocab: int | None,
-    pairs: bool,
-    on_progress: OnProgress | None,
-    reads: StoreReads | None,
-    host: tuple[int, int],
-) -> CorpusPart:
-    source = open_source(part)
-    recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
-    report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report, host=host)
-    store = open_store(folder, reads=reads)
-    packing = packing_of(data, source)
-    plans = store.local_folder / PLANS
-    rows = _packed(store.train, packing, sequence, data, plans)
-    if data.validation_by == "rows":
-        rows, kept = held_out(rows, data.validation)
-    else:
-        kept = _packed(store.validation, packing, sequence, data, plans) if store.validation else None
-    notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
-    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
-
-
 def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
     """Return the part with rows that are read from a bucket in complete blocks of the order `blocks`.
 
@@ -376,17 +467,3 @@ def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
         return part
     documents = replace(part.store.train, extent_tokens=block_rows * part.rows.sequence)
     return replace(part, rows=Concatenated(documents, part.rows.sequence))
-
-
-def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
-    """Return the held-out rows of all parts, or None if the job does not ask for validation.
-
-    Each row counts once, because weights are for training only.
-
-    Raises:
-      UserError: the job asks for validation, and no part holds out a row.
-    """
-    kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
-    if not kept and (asked := [held for part in parts if (held := part.held_out) is not None]):
-        require_held_out(asked, sum(len(part.rows) for part in parts))
-    return Mixture(list(kept.values()), None, list(kept)) if kept else None

@@ -7,13 +7,12 @@ A memory map is not used, for two reasons:
 - If a mapped file is truncated, the process is killed without a message. Here a short read is an error that names the
   file.
 
-An array with checksums is read in complete blocks. Each block is compared before its numbers are used (`blocks.py`).
+An array is read in complete blocks. Each block is compared before its numbers are used (`blocks.py`).
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import weakref
 from functools import cached_property
@@ -25,7 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.blocks import BLOCK_BYTES, Blocks, damage
 
-MANY = 1 << 14  # a request for more places than this maps a file without checksums, for this request only
 STRIDE = 1 << 12  # numbers between two entries of the index of a sorted array
 SPAN_BLOCKS = 1 << 10  # limit of one read for scattered numbers: 4 MiB
 RESIDENT_BYTES = 1 << 16  # a file of at most this size is read once and kept in memory
@@ -37,18 +35,16 @@ class DiskArray:
     Args:
       file: the file, which contains nothing but the array.
       dtype: type of the numbers.
-      root: authenticates the checksums of the file. None: the file has no checksums, and nothing is compared.
+      root: authenticates the checksums of the file.
       resident_bytes: a file of at most this size is read once, compared, and kept in memory.
     """
 
-    def __init__(
-        self, file: Path, dtype: np.dtype[Any], root: str | None = None, resident_bytes: int = RESIDENT_BYTES
-    ) -> None:
+    def __init__(self, file: Path, dtype: np.dtype[Any], root: str, resident_bytes: int = RESIDENT_BYTES) -> None:
         self.file, self.dtype = file, np.dtype(dtype)
         self._bytes = file.stat().st_size
         self._itemsize = self.dtype.itemsize
         self._size = self._bytes // self._itemsize
-        self._blocks = None if root is None else Blocks(file, root)
+        self._blocks = Blocks(file, root)
         self._resident_bytes = resident_bytes
         self._resident: NDArray[Any] | None = None
 
@@ -56,8 +52,7 @@ class DiskArray:
         return self._size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root = None if self._blocks is None else self._blocks.root
-        return DiskArray, (self.file, self.dtype, root, self._resident_bytes)
+        return DiskArray, (self.file, self.dtype, self._blocks.root, self._resident_bytes)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return the numbers `start` .. `stop - 1` as a read-only array."""
@@ -72,11 +67,9 @@ class DiskArray:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         # Feeds spend most of their reading time here, so this makes few calls and does little arithmetic.
-        begin, end = start * self._itemsize, stop * self._itemsize
-        if self._blocks is None:
-            return np.frombuffer(self._raw(begin, end - begin), self.dtype)
         if start == stop:
             return np.zeros(0, self.dtype)
+        begin, end = start * self._itemsize, stop * self._itemsize
         block = begin // BLOCK_BYTES
         first = block * BLOCK_BYTES
         size = ((end - 1) // BLOCK_BYTES - block + 1) * BLOCK_BYTES
@@ -97,22 +90,12 @@ class DiskArray:
         return raw
 
     def at(self, places: ArrayLike) -> NDArray[Any]:
-        """Return the numbers at `places` [n]. Neighbouring places are read together."""
+        """Return the numbers at `places` [n], in any order. Each block is read and compared once."""
         at = np.asarray(places, np.int64)
         if self._bytes <= self._resident_bytes:
             return self._all()[at]
         if not len(at):
             return np.zeros(0, self.dtype)
-        if self._blocks is not None:
-            return self._read_by_block(at)
-        if len(at) > MANY:
-            return self._memory_map()[at]
-        borders = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
-        runs = [self.read(int(at[a]), int(at[b - 1]) + 1) for a, b in itertools.pairwise(borders)]
-        return np.concatenate(runs)
-
-    def _read_by_block(self, at: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the numbers at the places `at`, in any order. Each block is read and compared once."""
         per_block = BLOCK_BYTES // self._itemsize
         if len(at) == 1:
             return self._read(int(at[0]), int(at[0]) + 1)
@@ -133,8 +116,6 @@ class DiskArray:
         wanted = np.asarray(values)
         if self._bytes <= self._resident_bytes:
             return np.searchsorted(self._all(), wanted, side="right")
-        if len(wanted) > MANY and self._blocks is None:
-            return np.searchsorted(self._memory_map(), wanted, side="right")
         blocks = np.maximum(np.searchsorted(self._index, wanted, side="right") - 1, 0)
         found = np.empty(len(wanted), np.int64)
         order = np.argsort(blocks, kind="stable")
@@ -157,8 +138,3 @@ class DiskArray:
         opened = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, opened)
         return opened
-
-    def _memory_map(self) -> NDArray[Any]:
-        """Return the file as a memory map, for one large request. It is unmapped when the caller drops it."""
-        mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, self.dtype)

@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 
 class DocumentCounts(NamedTuple):
-    """Counts of all documents that would otherwise need all their borders."""
+    """Counts of all documents, which a store records so that nobody has to read all borders."""
 
     longest: int  # tokens of the longest document
     single: int  # documents of less than two tokens
@@ -50,8 +50,7 @@ class Documents(Protocol):
         """Whether some tokens have no loss, so that `read` may return a mask."""
 
     @property
-    def counts_without_reading(self) -> DocumentCounts | None:
-        """Counts that are known already; None: the documents must be counted."""
+    def counts(self) -> DocumentCounts: ...
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         """Return the address of the first token of each document. `len(self)` is allowed and gives `tokens`."""
@@ -97,9 +96,12 @@ class InMemory:
     def masked(self) -> bool:
         return self.learned is not None
 
-    @property
-    def counts_without_reading(self) -> None:
-        return None
+    @cached_property
+    def counts(self) -> DocumentCounts:
+        lengths = np.diff(self.offsets)
+        targets = np.ones(len(self.ids), np.bool_) if self.learned is None else self.learned.copy()
+        targets[self.offsets[:-1][lengths > 0]] = False
+        return DocumentCounts(int(lengths.max(initial=0)), int((lengths < 2).sum()), int(targets.sum()))
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         return np.asarray(self.offsets[np.asarray(documents)])

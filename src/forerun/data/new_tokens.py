@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.data.source.identity import cache_folder
-from forerun.data.tokenizer import FILE_NAME, FileTokenizer, Tokenizer
-from forerun.data.tokenizer_file import read_tokenizer
+from forerun.data.tokenizer import FILE_NAME, FileTokenizer, Tokenizer, read_tokenizer
 from forerun.errors import UserError
 from forerun.files import atomic_write
 

@@ -20,7 +20,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from forerun.errors import UserError
 from forerun.evaluate.language import Generate, GenerationRequest, Language, Messages
-from forerun.evaluate.scoring import OnProgress, Scorer
+from forerun.evaluate.scoring import Scorer
+from forerun.reporter import SILENT, Reporter
 
 MAX_TOKENS = 256  # the default of HFLM, for tasks that do not set it
 WITHOUT_EFFECT = {"num_beams": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}  # values without effect
@@ -29,11 +30,9 @@ WITHOUT_EFFECT = {"num_beams": 1, "repetition_penalty": 1.0, "length_penalty": 1
 class HarnessModel(TemplateLM):
     """A model for `lm_eval.simple_evaluate(model=...)`."""
 
-    def __init__(
-        self, scorer: Scorer, language: Language, generate: Generate, progress: OnProgress | None = None
-    ) -> None:
+    def __init__(self, scorer: Scorer, language: Language, generate: Generate, reporter: Reporter = SILENT) -> None:
         super().__init__()
-        self._scorer, self._language, self._generate, self._progress = scorer, language, generate, progress
+        self._scorer, self._language, self._generate, self._reporter = scorer, language, generate, reporter
 
     @property
     def eot_token_id(self) -> int:
@@ -73,7 +72,7 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        scores = self._scorer.token_logprobs([(before, after) for _, before, after in requests], self._progress)
+        scores = self._scorer.token_logprobs([(before, after) for _, before, after in requests], self._reporter)
         answers = [(score.logprob_sum, score.is_greedy) for score in scores]
         for (text, _, _), answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood", text, answer)
@@ -90,7 +89,7 @@ class HarnessModel(TemplateLM):
                 context_len=1,
             )
             windows += [(number, *make_disjoint_window(window)) for window in rolled]
-        scores = self._scorer.token_logprobs([(before, after) for _, before, after in windows], self._progress)
+        scores = self._scorer.token_logprobs([(before, after) for _, before, after in windows], self._reporter)
         sums = [0.0] * len(requests)
         for (number, _, _), score in zip(windows, scores, strict=True):
             sums[number] += score.logprob_sum
@@ -105,21 +104,19 @@ class HarnessModel(TemplateLM):
         for number, request in enumerate(requests):
             groups.setdefault(self._wish(request.args[1]), []).append(number)
         texts, done = [""] * len(requests), 0
-        if self._progress:
-            self._progress(done, len(requests))
-        for wish, numbers in groups.items():
-            numbers.sort(key=lambda number: -len(prompts[number]))
-            room = self._room(wish)
-            for start in range(0, len(numbers), self.batch_size):
-                part = numbers[start : start + self.batch_size]
-                written = self._generate([prompts[number][-room:] for number in part], wish)
-                for number, ids in zip(part, written, strict=True):
-                    text = postprocess_generated_text(self._language.decode(ids), list(wish.stop), None)
-                    texts[number] = text
-                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
-                done += len(part)
-                if self._progress:
-                    self._progress(done, len(requests))
+        with self._reporter.progress("requests", len(requests)) as progress:
+            for wish, numbers in groups.items():
+                numbers.sort(key=lambda number: -len(prompts[number]))
+                room = self._room(wish)
+                for start in range(0, len(numbers), self.batch_size):
+                    part = numbers[start : start + self.batch_size]
+                    written = self._generate([prompts[number][-room:] for number in part], wish)
+                    for number, ids in zip(part, written, strict=True):
+                        text = postprocess_generated_text(self._language.decode(ids), list(wish.stop), None)
+                        texts[number] = text
+                        self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                    done += len(part)
+                    progress.update(done)
         return texts
 
     def apply_chat_template(self, chat_history: Messages, add_generation_prompt: bool = True) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,6 @@ def held_out(
     batches: Iterable[Batch[NDArray[Any]]],
     *,
     text_bytes: int,
-    done: Callable[[], None] | None = None,
 ) -> HeldOutText:
     """Return the loss on batches of held-out text.
 
@@ -63,7 +62,6 @@ def held_out(
         compute: The settings of the computation.
         batches: Batches [B, S], all of one shape. The mesh must divide B evenly.
         text_bytes: The size of the text.
-        done: A function that is called after each batch.
 
     Raises:
         UserError: The loss is not finite, or there is no token to predict.
@@ -84,8 +82,6 @@ def held_out(
             found = program(params, placed)
         loss, weight = (float(np.asarray(x)) for x in found)
         nats, tokens = nats + loss, tokens + weight
-        if done:
-            done()
     if not math.isfinite(nats):
         raise UserError(
             "E-EVAL-004",

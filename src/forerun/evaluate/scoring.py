@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,12 @@ from forerun.nn.compute import Compute
 from forerun.nn.lengths import length_bucket
 from forerun.nn.sharding import BATCH_AXES, batched, constrain
 from forerun.objectives.cross_entropy import chunk_length
+from forerun.reporter import SILENT, Reporter
 
 SHORTEST = 32
 LOGITS_BYTES = 256 << 20  # limit for the logits of a chunk on one device
 
 Request = tuple[Sequence[int], Sequence[int]]  # context, continuation
-OnProgress = Callable[[int, int], None]  # (done, total); first called with 0 done
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Scorer:
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._program = jax.jit(self._scored, out_shardings=(everywhere, everywhere))
 
-    def token_logprobs(self, requests: Sequence[Request], progress: OnProgress | None = None) -> list[Score]:
+    def token_logprobs(self, requests: Sequence[Request], reporter: Reporter = SILENT) -> list[Score]:
         """Return a score for each request, in the order of the requests. The longest are computed first.
 
         Args:
             requests: Pairs of context and continuation, as ids.
-            progress: A function that is called with the number of finished and of all requests.
+            reporter: Shows the number of finished requests.
 
         Raises:
             UserError: A request has no tokens, is too long or has unknown ids, or the logits are not finite.
@@ -80,17 +80,15 @@ class Scorer:
         rows = [self._row(number, *request) for number, request in enumerate(requests)]
         scores: list[Score | None] = [None] * len(rows)
         done = 0
-        if progress:
-            progress(done, len(rows))
-        for numbers, logprobs, greedy in self._computed(rows):
-            for place, number in enumerate(numbers):
-                span = slice(len(rows[number].inputs) - rows[number].scored, len(rows[number].inputs))
-                found = tuple(logprobs[place, span].tolist())
-                _require_finite(found)
-                scores[number] = Score(found, bool(greedy[place, span].all()))
-            done += len(numbers)
-            if progress:
-                progress(done, len(rows))
+        with reporter.progress("requests", len(rows)) as progress:
+            for numbers, logprobs, greedy in self._computed(rows):
+                for place, number in enumerate(numbers):
+                    span = slice(len(rows[number].inputs) - rows[number].scored, len(rows[number].inputs))
+                    found = tuple(logprobs[place, span].tolist())
+                    _require_finite(found)
+                    scores[number] = Score(found, bool(greedy[place, span].all()))
+                done += len(numbers)
+                progress.update(done)
         return [score for score in scores if score is not None]
 
     def _row(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> _Row:

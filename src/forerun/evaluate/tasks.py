@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError, did_you_mean
+from forerun.errors import UserError, did_you_mean, first_line
 from forerun.evaluate.language import Generate, Language
-from forerun.evaluate.scoring import OnProgress, Scorer
+from forerun.evaluate.scoring import Scorer
 from forerun.installation import install_command
+from forerun.reporter import SILENT, Reporter
 
 HEADERS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
 NOT_METRICS = ("alias", "name", "sample_len", "sample_count")
@@ -50,7 +51,7 @@ def run_tasks(
     *,
     limit: int | None = None,
     chat: bool = False,
-    progress: OnProgress | None = None,
+    reporter: Reporter = SILENT,
 ) -> TaskResults:
     """Run tasks of lm-eval, and return their results.
 
@@ -61,7 +62,7 @@ def run_tasks(
         generate: The function that generates answers.
         limit: The number of examples of each task, or None for all.
         chat: Whether to apply the chat template.
-        progress: A function that is called with the number of finished and of all requests.
+        reporter: Shows the number of finished requests.
 
     Raises:
         UserError: lm-eval is not installed, or a task is unknown, cannot be loaded, or runs code of the model.
@@ -74,7 +75,7 @@ def run_tasks(
 
         manager, found = _tasks(names)
         results = lm_eval.simple_evaluate(
-            model=HarnessModel(scorer, language, generate, progress),
+            model=HarnessModel(scorer, language, generate, reporter),
             tasks=found,
             task_manager=manager,
             limit=limit,
@@ -118,11 +119,10 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
         try:
             built = manager.load([name])
         except Exception as error:  # many libraries can fail here: files, network, YAML
-            text = str(error).strip() or type(error).__name__
             raise UserError(
                 "E-EVAL-013",
                 f"task '{name}' cannot be loaded",
-                why=text.splitlines()[0],
+                why=first_line(error),
                 fix="its data must be in the cache, on the network or in a local file: see docs/how-to/eval.md",
             ) from error
         _require_harmless(built["tasks"])

@@ -46,8 +46,8 @@ def announced(url: str) -> tuple[str, float] | None:
     return None
 
 
-def watch(url: str, tell: Callable[[str, float], None], every_seconds: float = 1.0) -> threading.Thread:
-    """Start a thread that polls for a notice and calls `tell` once with its reason and seconds.
+def watch(url: str, on_notice: Callable[[str, float], None], every_seconds: float = 1.0) -> threading.Thread:
+    """Start a thread that polls for a notice and calls `on_notice` once with its reason and seconds.
 
     If no metadata server answers, this machine is not in Google Cloud and the thread ends immediately.
     """
@@ -57,7 +57,7 @@ def watch(url: str, tell: Callable[[str, float], None], every_seconds: float = 1
             return
         while (found := announced(url)) is None:
             time.sleep(every_seconds)
-        tell(*found)
+        on_notice(*found)
 
     thread = threading.Thread(target=look, name="metadata", daemon=True)
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-from forerun.errors import StorageError, UserError
+from forerun.errors import StorageError, UserError, first_line
 
 RepositoryKind = Literal["model", "dataset"]
 
@@ -31,9 +31,9 @@ def to_user_error(
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return _gated(name, _status(error), kind)
+        return _gated(name, status_of(error), kind)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return _not_found(name, _status(error), kind)
+        return _not_found(name, status_of(error), kind)
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
             "E-HUB-018",
@@ -60,7 +60,7 @@ def to_user_error(
             why=str(error),
             fix="correct its permissions, or set HF_HOME",
         )
-    if _is_network(error):
+    if is_network(error):
         return _interrupted(error, name) if downloading else _unreachable(error, name)
     return error
 
@@ -107,7 +107,7 @@ def _not_here(error: Exception, name: str, revision: str | None) -> UserError:
 
 
 def _answered(error: Exception, name: str, kind: RepositoryKind) -> UserError:
-    status = _status(error)
+    status = status_of(error)
     if status in (401, 403):
         return UserError(
             "E-HUB-024",
@@ -118,7 +118,7 @@ def _answered(error: Exception, name: str, kind: RepositoryKind) -> UserError:
     return UserError(
         "E-HUB-025",
         f"the hub could not serve {name}",
-        why=f"it answered {status or _first_line(error)}",
+        why=f"it answered {status or first_line(error)}",
         fix="wait a little and run the same command again: complete files are kept. "
         "With HF_HUB_OFFLINE=1, forerun uses a copy from an earlier run",
     )
@@ -130,7 +130,7 @@ def _unreachable(error: BaseException, name: str) -> UserError:
     return UserError(
         "E-HUB-026",
         f"the hub cannot be reached for {name}",
-        why=f"{constants.ENDPOINT}: {_first_line(error)}",
+        why=f"{constants.ENDPOINT}: {first_line(error)}",
         fix="check the network, proxy and HF_ENDPOINT; with HF_HUB_OFFLINE=1, forerun uses a copy from an earlier run",
     )
 
@@ -139,19 +139,19 @@ def _interrupted(error: Exception, name: str) -> UserError:
     return UserError(
         "E-HUB-027",
         f"the download of {name} was interrupted",
-        why=_first_line(error),
+        why=first_line(error),
         fix="run the same command again: complete files are kept, the others are downloaded again",
     )
 
 
-def _is_network(error: Exception) -> bool:
+def is_network(error: BaseException) -> bool:
     """Return whether an error comes from the network layer of the client, or from an incomplete download."""
     package = type(error).__module__.partition(".")[0]
     broken = package.startswith(("httpx", "httpcore", "requests", "urllib3", "hf_xet"))
     return broken or isinstance(error, ConnectionError | TimeoutError) or "Consistency check" in str(error)
 
 
-def _status(error: Exception) -> int:
+def status_of(error: BaseException) -> int:
     """Return the HTTP status of the hub's response, or 0 if there was no response."""
     response = getattr(error, "response", None)
     return int(getattr(response, "status_code", 0))
@@ -161,7 +161,3 @@ def _page(name: str, kind: RepositoryKind) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,13 +10,38 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from forerun.errors import StorageError
-from forerun.hub.client import guard_client
-from forerun.hub.errors import RepositoryKind, to_user_error
+from forerun.errors import StorageError, UserError
+from forerun.hub.errors import RepositoryKind, status_of, to_user_error
+from forerun.redirects import HttpxGuard
+from forerun.reporter import SILENT
+from forerun.storage.address import Address
+from forerun.storage.retries import HUB_READS, StorageUnavailable, with_retries
 from forerun.units import MIB, Bytes
+
+# ---- The http client of the hub's library, with a check of redirects ----
+
+
+def guard_client() -> None:
+    """Make all requests of the hub's library check redirects. Repeating it changes nothing."""
+    from huggingface_hub.utils import _http
+
+    factory = _http._GLOBAL_CLIENT_FACTORY
+    if getattr(factory, "checks_redirects", False):
+        return
+
+    def guarded() -> Any:
+        client = factory()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "response": [*hooks["response"], HttpxGuard()]}
+        return client
+
+    guarded.checks_redirects = True  # type: ignore[attr-defined]
+    _http.set_client_factory(guarded)
+
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPARE_BYTES = 64 * MIB
@@ -109,3 +134,91 @@ def is_commit(revision: str | None) -> bool:
 def _literal(name: str) -> str:
     """Return a glob pattern that matches only this name."""
     return re.sub(r"([*?[])", r"[\1]", name)
+
+
+# ---- Files of a dataset on the hub that are read by byte ranges, without a download ----
+#
+# `RangeFiles` has the methods of an fsspec file system that data files use. The hub client sends the requests, with the
+# token that it finds itself. Paths name a commit, so their content never changes: `datasets/owner/name@commit/file`.
+
+
+STREAM_BLOCK_BYTES = 4 * MIB  # of files that are read from start to end
+
+
+class RangeFiles:
+    """Files of datasets, by paths such as `datasets/owner/name@commit/data/0.parquet`."""
+
+    def open(self, path: str, mode: str = "rb") -> BinaryIO:
+        """Return a stream that reads by ranges.
+
+        The readers of Parquet ask for exactly the parts that they need, so nothing is read ahead. Other files are read
+        in blocks.
+        """
+        exact = path.endswith(".parquet")
+        options = {"cache_type": "none"} if exact else {"cache_type": "readahead", "block_size": STREAM_BLOCK_BYTES}
+        try:
+            return cast(BinaryIO, self._stream(self._client, path, mode="rb", **options))
+        except Exception as error:
+            raise _converted(error, path) from error
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return the size of a file, and its SHA-256 if the hub knows it, which it does for large files."""
+        try:
+            about = self._client.info(path)
+        except Exception as error:
+            raise _converted(error, path) from error
+        lfs = about.get("lfs")
+        return {"size": about["size"]} | ({"sha256": lfs["sha256"]} if lfs else {})
+
+    def unstrip_protocol(self, path: str) -> str:
+        return str(Address("hf", path))
+
+    @cached_property
+    def _client(self) -> Any:
+        import huggingface_hub
+
+        guard_client()
+        return huggingface_hub.HfFileSystem()
+
+    @cached_property
+    def _stream(self) -> Any:
+        """The client's class of open files, with repeated attempts and errors for users."""
+        import huggingface_hub
+
+        class Stream(huggingface_hub.HfFileSystemFile):
+            def _fetch_range(self, start: int, end: int) -> bytes:
+                expected_bytes = min(end, self.size) - start
+                fetch = super()._fetch_range
+
+                def read() -> bytes:
+                    try:
+                        content = bytes(fetch(start, end))
+                        if len(content) != expected_bytes:
+                            raise ConnectionError(f"{len(content)} bytes instead of {expected_bytes}")
+                    except Exception as error:
+                        converted = _converted(error, self.path)
+                        if 400 <= status_of(error) < 500:  # the answer will not change
+                            raise converted from error
+                        raise StorageUnavailable(**converted.parts()) from error
+                    return content
+
+                try:
+                    return with_retries(read, HUB_READS, SILENT)
+                except StorageUnavailable as error:  # to readers of data, an OSError is damage of the file
+                    raise UserError(**error.parts()) from error
+
+        return Stream
+
+
+def _converted(error: Exception, path: str) -> UserError:
+    """Return the error for users. Messages of the client may contain signed addresses."""
+    name, _, rest = path.removeprefix("datasets/").partition("@")
+    found = to_user_error(error, name, rest.partition("/")[0], downloading=True, kind="dataset")
+    if isinstance(found, UserError):
+        return found
+    return UserError(
+        "E-HUB-062",
+        f"{path} cannot be read from the hub",
+        why=type(error).__name__,
+        fix="run the same command again: finished units are kept",
+    )

@@ -15,7 +15,7 @@ from forerun.hub.documents import INDEX_NAME, MAX_CONFIG_BYTES, read_json
 from forerun.hub.files import roots_of
 from forerun.hub.names import folder_path, is_folder, kind_of
 from forerun.hub.repository import Repository, is_commit, is_offline
-from forerun.hub.safetensors.tensors import (
+from forerun.hub.safetensors import (
     PICKLE_ENDINGS,
     SINGLE_NAME,
     Weights,

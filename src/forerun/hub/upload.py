@@ -7,15 +7,16 @@ second upload after an interruption skips files that the hub has already.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError
-from forerun.hub.client import guard_client
+from forerun.errors import UserError, first_line
+from forerun.hub.errors import is_network, status_of
 from forerun.hub.names import is_repository_text
-from forerun.hub.repository import is_offline
+from forerun.hub.repository import guard_client, is_offline
+from forerun.reporter import SILENT, Reporter
 
 OWN_FILES = (".gitattributes",)  # the hub writes it when it creates a repository
 _BLOCK_BYTES = 1 << 20
@@ -65,7 +66,7 @@ def push_folder(
     public: bool = False,
     overwrite: bool = False,
     message: str = "Upload a model exported by forerun",
-    say: Callable[[str], None] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> Upload:
     """Upload all files of a folder in one commit, and return its address.
 
@@ -75,7 +76,7 @@ def push_folder(
         public: Whether everyone may see the repository. By default, a new repository is private.
         overwrite: Whether a repository with other files is replaced. Its history keeps them.
         message: The message of the commit.
-        say: A function that is called with a line for each part of the work.
+        reporter: receives a line for each part of the work.
 
     Raises:
         UserError: The token may not write, the repository has other content or is public, or the network failed.
@@ -88,14 +89,26 @@ def push_folder(
     try:
         before = _existing(client, name)
         if before is not None:
-            _check_visibility(name, before, public)
+            if not (before.private or public):
+                raise UserError(
+                    "E-HUB-052",
+                    f"the repository {name} is public",
+                    why="everyone could download the model, and --public was not given",
+                    fix="add --public, or name another repository",
+                )
             others = [] if overwrite else list(_other_files(before, folder))
             if others:
-                raise _other_content(name, others)
+                raise UserError(
+                    "E-HUB-053",
+                    f"the repository {name} has other content",
+                    why=f"{_shortened(others)}: not in the exported folder, or different there",
+                    fix="name another repository, or add --overwrite to replace its files; its history keeps the old "
+                    "ones",
+                )
         else:
-            say(f"creating the {'public' if public else 'private'} repository {name}")
+            reporter.info(f"creating the {'public' if public else 'private'} repository {name}")
             client.create_repo(name, private=not public, exist_ok=True)
-        say(f"uploading {folder} to {name}")
+        reporter.info(f"uploading {folder} to {name}")
         commit = client.upload_folder(
             repo_id=name,
             folder_path=folder,
@@ -118,20 +131,9 @@ def _existing(client: Any, name: str) -> Any:
     try:
         return client.model_info(name, files_metadata=True)
     except RepositoryNotFoundError as error:
-        if _status(error) == 401:  # the hub does not accept the token
+        if status_of(error) == 401:  # the hub does not accept the token
             raise
         return None
-
-
-def _check_visibility(name: str, before: Any, public: bool) -> None:
-    if before.private or public:
-        return
-    raise UserError(
-        "E-HUB-052",
-        f"the repository {name} is public",
-        why="everyone could download the model, and --public was not given",
-        fix="add --public, or name another repository",
-    )
 
 
 def _require_complete(client: Any, name: str, folder: Path) -> None:
@@ -185,15 +187,6 @@ def _digest(path: Path, digest: Any) -> str:
     return str(digest.hexdigest())
 
 
-def _other_content(name: str, others: list[str]) -> UserError:
-    return UserError(
-        "E-HUB-053",
-        f"the repository {name} has other content",
-        why=f"{_shortened(others)}: not in the exported folder, or different there",
-        fix="name another repository, or add --overwrite to replace its files; its history keeps the old ones",
-    )
-
-
 def _shortened(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
@@ -206,7 +199,7 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
     if isinstance(error, UserError):
         return error
     causes = list(_causes(error))
-    status = next((found for cause in causes if (found := _status(cause))), 0)
+    status = next((found for cause in causes if (found := status_of(cause))), 0)
     if status in (401, 403):
         return UserError(
             "E-HUB-054",
@@ -221,8 +214,8 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
             why=f"the hub answered {status}: another upload or commit came first",
             fix=f"wait until the other upload is complete, then run `{again}`",
         )
-    if status or any(_is_network(cause) for cause in causes):
-        reason = f"the hub answered {status}" if status else _first_line(causes[-1])
+    if status or any(is_network(cause) for cause in causes):
+        reason = f"the hub answered {status}" if status else first_line(causes[-1])
         return UserError(
             "E-HUB-056",
             f"the upload to {name} was interrupted",
@@ -235,7 +228,7 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
         return UserError(
             "E-HUB-064",
             f"the hub's answer about {name} cannot be used",
-            why=f"{type(wrong).__name__}: {_first_line(wrong)}",
+            why=f"{type(wrong).__name__}: {first_line(wrong)}",
             fix=f"check HF_ENDPOINT, which must be the address of a hub; then run `{again}`",
         )
     return error
@@ -246,18 +239,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _status(error: BaseException) -> int:
-    """Return the HTTP status of the hub's response, or 0 if there was no response."""
-    response = getattr(error, "response", None)
-    return int(getattr(response, "status_code", 0))
-
-
-def _is_network(error: BaseException) -> bool:
-    package = type(error).__module__.partition(".")[0]
-    return package.startswith(("httpx", "httpcore", "hf_xet")) or isinstance(error, ConnectionError | TimeoutError)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.hardware.mesh import MeshShape
 from forerun.units import MIB
 
@@ -179,7 +179,7 @@ def compile_lowered(lowered: Any, options: Mapping[str, Value]) -> Any:
         raise UserError(
             "E-COMMAND-097",
             f"the compiler does not accept the option {found['unknown'] or found['name']}",
-            why=str(error).strip().partition("\n")[0],
+            why=first_line(error),
             fix="check its name and value in compiler_options, or remove it; other versions of jax have other options",
         ) from error
 

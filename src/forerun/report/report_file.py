@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from forerun.config.schema import Job
 from forerun.files import atomic_write
 from forerun.report.run_record import record_of
+from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import RunFolder
 from forerun.units import MIB
 
@@ -15,13 +14,13 @@ FILE = "report.html"
 MAX_STOPPED_BYTES = 16 * MIB
 
 
-def write_report(folder: RunFolder, job: Job, warn: Callable[[str], None], *, stopped: bool = False) -> None:
-    """Write the page of a run to its folder. A failure is only reported to `warn`: the run itself is complete.
+def write_report(folder: RunFolder, job: Job, reporter: Reporter, *, stopped: bool = False) -> None:
+    """Write the page of a run to its folder. A failure is only reported to `reporter`: the run itself is complete.
 
     Args:
       folder: the folder of the run.
       job: the job of the run.
-      warn: receives the reason if the page cannot be written.
+      reporter: receives the reason if the page cannot be written.
       stopped: whether the run was asked to stop. The page of a long run is then not written.
     """
     try:
@@ -31,4 +30,4 @@ def write_report(folder: RunFolder, job: Job, warn: Callable[[str], None], *, st
 
         atomic_write(folder.path / FILE, page(record_of(str(folder.path), folder, job)))
     except Exception as error:  # a page must never fail a run that trained for days
-        warn(f"{folder.path / FILE} was not written: {type(error).__name__}: {error}")
+        reporter.warn(f"{folder.path / FILE} was not written: {type(error).__name__}: {error}")

@@ -7,13 +7,14 @@ written count as empty.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.report.run_files import Row, read_hosts, read_lines, read_summary
+from forerun.reporter import SILENT, Reporter
 from forerun.run_folder.run_folder import RunFolder, newest_record, recorded_job, require_run
 from forerun.run_folder.stage_folder import run_of
 from forerun.storage.address import Address
@@ -69,27 +70,27 @@ class RunRecord:
         return [(row["step"], row["samples"]) for row in self.metrics if isinstance(row.get("samples"), list)]
 
 
-def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: None) -> RunRecord:
+def read_run(location: str | Path, reporter: Reporter = SILENT) -> RunRecord:
     """Return the records of a run.
 
     Args:
       location: the folder of a run or of a job file with stages (its last stage), or the address of a run's checkpoints
         in a bucket, such as `gs://bucket/checkpoints/NAME`. A bucket has the state of the newest checkpoint.
-      tell: receives messages about files that are damaged.
+      reporter: receives messages about files that are damaged.
 
     Raises:
       UserError: the location is not a run.
     """
     if Address.of(location).is_remote:
-        return _read_bucket(str(location), tell)
+        return _read_bucket(str(location), reporter)
     folder = RunFolder(run_of(location))
-    return record_of(str(location), folder, require_run(folder, tell))
+    return record_of(str(location), folder, require_run(folder, reporter))
 
 
-def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
+def _read_bucket(address: str, reporter: Reporter) -> RunRecord:
     from forerun.run_folder.stored_files import restore_files  # imports jax, which folders do not need
 
-    record = newest_record(address, tell)
+    record = newest_record(address, reporter)
     if record is None or "job" not in record:
         raise UserError(
             "E-REPORT-001",
@@ -100,7 +101,7 @@ def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
         )
     with tempfile.TemporaryDirectory() as copies:
         folder = RunFolder(Path(copies))
-        restore_files(address, folder, lambda text: None)
+        restore_files(address, folder, SILENT)
         return record_of(address, folder, recorded_job(record["job"], folder))
 
 

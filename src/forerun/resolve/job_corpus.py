@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from forerun.config import schema
 from forerun.data import corpus
-from forerun.data.corpus import CHAT_FORMS, Corpus, Dialect, OnProgress
+from forerun.data.corpus import CHAT_FORMS, Corpus, Dialect
 from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import special_text, tokenizer_files
 from forerun.errors import UserError
 from forerun.hub.chat.template import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.models.sizes import HUB_NAMES
+from forerun.reporter import Phase
 from forerun.resolve.job_tokenizer import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.tokenizer_checks import require_vocab
@@ -53,12 +54,12 @@ def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
     return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}
 
 
-def open_corpus(resolved: ResolvedJob, on_progress: OnProgress | None = None, host: tuple[int, int] = (0, 1)) -> Corpus:
+def open_corpus(resolved: ResolvedJob, phase: Phase | None = None, host: tuple[int, int] = (0, 1)) -> Corpus:
     """Return the job's corpus. Tokenizes the data if no token store exists for it.
 
     Args:
       resolved: the job. Its steps need not be known.
-      on_progress: called with the progress of tokenizing.
+      phase: shows the progress of tokenizing.
       host: this host and the number of hosts, which share the work on a store in a bucket.
 
     Raises:
@@ -73,7 +74,7 @@ def open_corpus(resolved: ResolvedJob, on_progress: OnProgress | None = None, ho
         sequence=job.sequence,
         vocab=vocab,
         pairs=job.method.data_is_pairs,
-        on_progress=on_progress,
+        phase=phase,
         host=host,
     )
     if opened.largest >= vocab:

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerun.data.corpus import Corpus
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.reader import CachedTeacherRows, require_complete
-from forerun.data.teacher_cache.shards import Identity, differences, read_manifest
+from forerun.data.teacher_cache import CachedTeacherRows, Identity, Layout, differences, read_manifest, require_complete
 from forerun.errors import UserError
 from forerun.models.model_facts import ModelFacts
 from forerun.objectives.distil import ids_dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,14 +144,15 @@ def retention_of(resolved: ResolvedJob) -> Retention:
     return Retention(rules.keep, rules.keep_every, rules.keep_best)
 
 
-def save_reporter(reporter: Reporter, worker: Worker) -> Callable[[str], None]:
-    """Return a function that reports problems of a save to the user, and to the supervisor as progress.
+class SaveReporter(Reporter):
+    """Reports problems of a save to the user, and to the supervisor as progress.
 
-    Without the report, the supervisor would take a long wait for a bucket for a stall.
+    Without the second, the supervisor would take a long wait for a bucket for a stall.
     """
 
-    def report(text: str) -> None:
-        worker.pulse.phase("save")
-        reporter.warn(text)
+    def __init__(self, reporter: Reporter, worker: Worker) -> None:
+        self._reporter, self._worker = reporter, worker
 
-    return report
+    def warn(self, text: str) -> None:
+        self._worker.pulse.phase("save")
+        self._reporter.warn(text)

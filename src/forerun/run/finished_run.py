@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from forerun.checkpoint import hosts
@@ -11,6 +11,7 @@ from forerun.checkpoint.manifest import damage
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.extension import require_steps_left
 from forerun.run_folder.run_folder import RunFolder, copy_template, folder_of, is_same_run, recorded_job
@@ -20,7 +21,7 @@ from forerun.storage.retries import RetrySchedule
 from forerun.track.forwarder import tracking
 
 
-def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[str, Any] | None:
+def finished_summary(resolved: ResolvedJob, reporter: Reporter) -> dict[str, Any] | None:
     """Return the summary of a finished run, or None if the run is not finished.
 
     All hosts call this together and get the same answer. The files of the newest checkpoint are verified: if they are
@@ -29,17 +30,17 @@ def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[
 
     Args:
       resolved: the job. If its `steps` are not known before the data is read, the result is None.
-      say: receives messages for the user.
+      reporter: receives messages for the user.
     """
     job, folder = resolved.job, folder_of(resolved.job)
     where = folder.checkpoints(job)
-    place = folder_at(where, RetrySchedule(), say)
+    place = folder_at(where, RetrySchedule(), reporter)
     commits = place.with_retries(Log(place).commits) if job.steps is not None else []
     newest = commits[-1] if commits else None
     summary: dict[str, Any] | None = {}
     good = newest is not None and _is_end(resolved, newest, folder)
     if good and newest is not None and hosts.is_first():
-        _restore(resolved, newest, folder, say)  # this machine may not have the run's folder
+        _restore(resolved, newest, folder, reporter)  # this machine may not have the run's folder
         summary = read_summary(folder, newest.step)  # None if the run was killed before it was written
     if good and newest is not None and summary is not None:
         good = place.with_retries(lambda: damage(place, newest.folder, newest.files, hosts.part())) is None
@@ -48,17 +49,17 @@ def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[
     assert newest is not None
     assert summary is not None
     if hosts.is_first():
-        with tracking(job, folder.metrics, newest.step, say):
+        with tracking(job, folder.metrics, newest.step, reporter):
             pass  # send the rows that the trackers have not received yet
     first, final = (
         "unknown" if loss is None else f"{loss:.4f}" for loss in (summary.get("first_loss"), summary.get("final_loss"))
     )
-    say(f"this run has finished at step {newest.step}, loss {first} -> {final}; nothing was read or compiled")
+    reporter.info(f"this run has finished at step {newest.step}, loss {first} -> {final}; nothing was read or compiled")
     if newest.step == job.steps:
         longer = f"set steps to more than {job.steps}"
     else:
         longer = f"raise validation.patience, which ended the run before step {job.steps}"
-    say(f"the result is in {folder.path}, its checkpoints in {where}; to train longer, {longer}")
+    reporter.info(f"the result is in {folder.path}, its checkpoints in {where}; to train longer, {longer}")
     return summary | {"resumed_at": newest.step}
 
 
@@ -73,9 +74,9 @@ def _is_end(resolved: ResolvedJob, newest: Commit, folder: RunFolder) -> bool:
     return (newest.step == resolved.job.steps and evaluated) or _is_exhausted(resolved.job.validation.patience, record)
 
 
-def _restore(resolved: ResolvedJob, newest: Commit, folder: RunFolder, say: Callable[[str], None]) -> None:
+def _restore(resolved: ResolvedJob, newest: Commit, folder: RunFolder, reporter: Reporter) -> None:
     """Restore the run's files from the checkpoints, as far as they are missing in the run's folder."""
-    restore_files(folder.checkpoints(resolved.job), folder, say)
+    restore_files(folder.checkpoints(resolved.job), folder, reporter)
     if not folder.job.exists():
         before = recorded_job(newest.record["job"], folder)
         atomic_write(folder.job, dump(_with_revisions_of(before, resolved)))

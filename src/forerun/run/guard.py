@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -21,6 +20,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import DAMAGED
 from forerun.program.guard import Verdict
 from forerun.program.state import Metrics
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.saved_files import SavedFiles
@@ -159,20 +159,20 @@ class DivergenceGuard:
         )
 
 
-def guard_of(
-    resolved: ResolvedJob, folder: RunFolder, before: SavedFiles, tell: Callable[[str], None]
-) -> DivergenceGuard:
+def guard_of(resolved: ResolvedJob, folder: RunFolder, before: SavedFiles, reporter: Reporter) -> DivergenceGuard:
     """Return the job's guard, with the steps that earlier processes skipped.
 
     All hosts call this together. The first host reads the steps and sends them to the others.
 
     Args:
       before: what the checkpoint that the run resumes from records.
-      tell: receives warnings about a damaged file of skipped steps.
+      reporter: receives warnings about a damaged file of skipped steps.
     """
     skips: Skips = SkipsInMemory({})
     if is_first():
-        skips = SkipFile(folder.skips, identity=before.identity, step=before.step, saved=before.skips, tell=tell)
+        skips = SkipFile(
+            folder.skips, identity=before.identity, step=before.step, saved=before.skips, reporter=reporter
+        )
     if jax.process_count() > 1:
         # Hosts can exchange only integers. The sign encodes the reason: a negative number is a spike.
         steps = [-step if why.endswith(A_SPIKE) else step for step, why in sorted(skips.known.items())]

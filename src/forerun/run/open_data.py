@@ -9,15 +9,13 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.data.corpus import Corpus, OnProgress
+from forerun.data.corpus import Corpus
 from forerun.data.order.batches import Batches
-from forerun.data.tokens.build import BuildProgress
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
-from forerun.reporter import Phase, Reporter
+from forerun.reporter import Reporter
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import Bytes, Count, Seconds
 
 
 def open_corpus_with_progress(resolved: ResolvedJob, reporter: Reporter, host: tuple[int, int] = (0, 1)) -> Corpus:
@@ -26,7 +24,7 @@ def open_corpus_with_progress(resolved: ResolvedJob, reporter: Reporter, host: t
     `host` is this host and the number of hosts, which share the work on a store in a bucket.
     """
     with reporter.phase("data") as phase:
-        corpus = open_corpus(resolved, progress_callback(phase), host)
+        corpus = open_corpus(resolved, phase, host)
         first_line, *other_lines = corpus.lines()
         phase.detail = first_line
     for line in other_lines:
@@ -34,19 +32,6 @@ def open_corpus_with_progress(resolved: ResolvedJob, reporter: Reporter, host: t
     for text in corpus.warnings:
         reporter.warn(text)
     return corpus
-
-
-def progress_callback(phase: Phase) -> OnProgress:
-    """Return a callback that shows the progress of tokenizing in the line of the phase."""
-
-    def report(name: str, progress: BuildProgress) -> None:
-        share = progress.done_bytes / max(1, progress.total_bytes)
-        eta = "" if progress.eta_seconds is None else f"  eta {Seconds(progress.eta_seconds)}"
-        phase.detail = (
-            f"tokenizing {name}: {share:.0%} of {Bytes(progress.total_bytes)}  {Count(progress.tokens)} tokens{eta}"
-        )
-
-    return report
 
 
 def batches_of(resolved: ResolvedJob, program: Program, corpus: Corpus) -> Batches:

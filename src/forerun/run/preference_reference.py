@@ -11,9 +11,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,10 @@ def with_reference(
         return corpus
     worker.pulse.phase(FOLDER)
     with reporter.phase(FOLDER) as phase:
-        asked = ReferenceModel(resolved, program, folder, worker, partial(_shown, phase, worker), reporter.warn)
-        train = asked.references([(part, part.rows) for part in corpus.parts], "train", reporter)
+        asked = ReferenceModel(resolved, program, folder, worker, phase, reporter)
+        train = asked.references([(part, part.rows) for part in corpus.parts], "train")
         held_out = [(part, part.kept) for part in corpus.parts if part.kept is not None and len(part.kept)]
-        kept = asked.references(held_out, "validation", reporter)
+        kept = asked.references(held_out, "validation")
         pair_count = sum(map(len, (*train.values, *kept.values)))
         phase.detail = f"{pair_count} pairs, {asked.computed} computed now"
     return replace(
@@ -89,8 +88,8 @@ class ReferenceModel:
     A run that has recorded their fingerprint reads the weights only if log-probabilities are missing.
 
     Args:
-      tell: receives progress: rows done, rows in total, estimated seconds left.
-      warn: receives warnings.
+      phase: shows the rows that are done and the remaining time.
+      reporter: receives warnings.
     """
 
     def __init__(
@@ -99,27 +98,25 @@ class ReferenceModel:
         program: Program,
         folder: RunFolder,
         worker: Worker,
-        tell: Callable[[int, int, float], None],
-        warn: Callable[[str], None],
+        phase: Phase,
+        reporter: Reporter,
     ) -> None:
-        self._resolved, self._program, self._worker, self._tell, self._warn = resolved, program, worker, tell, warn
-        self._folder = folder
+        self._resolved, self._program, self._worker = resolved, program, worker
+        self._folder, self._phase, self._reporter = folder, phase, reporter
         self._model = str(folder.path.resolve()) if resolved.config is None else repr(resolved.config)
         self._params: Any = None
         self._run: Any = None
         self.computed = 0
         self._base = self._noted() or self._begun()
 
-    def references(
-        self, parts: Sequence[tuple[CorpusPart, PackedRows]], side: str, reporter: Reporter
-    ) -> PairReferences:
+    def references(self, parts: Sequence[tuple[CorpusPart, PackedRows]], side: str) -> PairReferences:
         """Return the reference's log-probabilities of all pairs of these parts, in their order."""
         pairs = tuple(rows for _, rows in parts if isinstance(rows, Pairs))
         assert len(pairs) == len(parts)
-        values = (self._values(part, side, rows, reporter) for (part, _), rows in zip(parts, pairs, strict=True))
+        values = (self._values(part, side, rows) for (part, _), rows in zip(parts, pairs, strict=True))
         return PairReferences(pairs, tuple(values))
 
-    def _values(self, part: CorpusPart, side: str, rows: Pairs, reporter: Reporter) -> Said:
+    def _values(self, part: CorpusPart, side: str, rows: Pairs) -> Said:
         """Return the log-probabilities of one part of the data, from its cache file or computed now."""
         key = f"{FORMAT} {rows.digest} {self._base} {self._program.compute.dtype} {self._model}"
         identity = hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -128,7 +125,7 @@ class ReferenceModel:
         try:
             known = read_log_probs(path, len(found)) if self._worker.first else None
         except ValueError as error:
-            reporter.warn(f"{path} is damaged and is computed again: {error}")
+            self._reporter.warn(f"{path} is damaged and is computed again: {error}")
             known = None
         found = _of_first_host(found if known is None else known)
         self._compute(rows, found, path)
@@ -150,11 +147,18 @@ class ReferenceModel:
             mine = rows.numbers(some)
             found[mine[mine >= 0]] = said[: len(some)][mine >= 0]
             now, done = time.monotonic(), start + len(some)
-            self._tell(done, len(missing), (now - began) / done * (len(missing) - done))
+            self._show(done, len(missing), (now - began) / done * (len(missing) - done))
             if self._worker.first and (now - saved > SAVE_SECONDS or done == len(missing)):
                 write_log_probs(path, found)
                 saved = now
         self.computed += int(lacking.sum())
+
+    def _show(self, done: int, total: int, left_seconds: float) -> None:
+        """Show the progress, and report it to the supervisor."""
+        self._worker.pulse.phase(FOLDER)
+        self._phase.detail = f"{done / total:.0%} of {total} rows" + (
+            f"  eta {Seconds(left_seconds)}" if done < total else ""
+        )
 
     def _ready(self) -> tuple[Any, Placement, int]:
         """Return the compiled function, the placement of its batches, and the rows of a batch.
@@ -226,10 +230,12 @@ class ReferenceModel:
         record = newest_record(self._folder.checkpoints(self._resolved.job)) or {}
         noted, saved = recorded_base(self._folder), record.get(REFERENCE)
         if saved and noted != saved:
-            self._warn(f"{self._folder.reference} is missing, damaged or changed; it is restored from the checkpoint")
+            self._reporter.warn(
+                f"{self._folder.reference} is missing, damaged or changed; it is restored from the checkpoint"
+            )
             _note_base(self._folder, saved)
         elif noted is None and self._folder.reference.exists():
-            self._warn(f"{self._folder.reference} is damaged; it is written again from the model's files")
+            self._reporter.warn(f"{self._folder.reference} is damaged; it is written again from the model's files")
         return saved or noted or ""
 
 
@@ -279,8 +285,3 @@ def _of_first_host(array: NDArray[Any]) -> NDArray[Any]:
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     return np.array(broadcast_one_to_all(array))
-
-
-def _shown(phase: Phase, worker: Worker, done: int, of: int, left_seconds: float) -> None:
-    worker.pulse.phase(FOLDER)
-    phase.detail = f"{done / of:.0%} of {of} rows" + (f"  eta {Seconds(left_seconds)}" if done < of else "")

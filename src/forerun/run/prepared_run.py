@@ -156,7 +156,7 @@ def train_steps(
             ledger=ledger,
             stored_files=StoredFiles(folder, saved, journals, times.log) if is_elsewhere else None,
         )
-        schedule = SaveSchedule(resolved, program, first, last, reporter.info, reporter.warn)
+        schedule = SaveSchedule(resolved, program, first, last, reporter)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation and the samples at its step.
@@ -216,10 +216,10 @@ def open_metrics(
     if not worker.first:
         yield None
         return
-    path, tell = folder.metrics, reporter.warn
+    path = folder.metrics
     with (
-        MetricsLog(path, resume_at=saved.step, seals=saved.seals(METRICS), tell=tell) as log,
-        tracking(resolved.job, path, last, tell),
+        MetricsLog(path, resume_at=saved.step, seals=saved.seals(METRICS), reporter=reporter) as log,
+        tracking(resolved.job, path, last, reporter),
     ):
         yield log
 
@@ -232,7 +232,7 @@ def open_ledger(
     if not resolved.job.data.ledger or not worker.first:
         yield None
         return
-    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), tell=reporter.warn) as ledger:
+    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), reporter=reporter) as ledger:
         yield ledger
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from forerun.checkpoint.reader import SkippedCheckpoint
 from forerun.checkpoint.store import CheckpointStore
 from forerun.hardware.device_memory import DeviceMemory
 from forerun.program.state import State
+from forerun.reporter import Reporter
 from forerun.run.extension import extension_of, extensions_of, require_steps_left
 from forerun.run.guard import guard_of
 from forerun.run.preflight import require_same_data
@@ -29,7 +28,7 @@ def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, Resum
     program, folder, reporter, worker = prepared.program, prepared.folder, session.reporter, session.worker
     checkpoints = folder.checkpoints(resolved.job)
     with reporter.phase("state") as phase:
-        state, first, skipped = state_of(prepared, store, reporter.warn)
+        state, first, skipped = state_of(prepared, store, reporter)
         record = store.record(first) if first else {}
         prepared.validation.resume(record, first)
         phase.detail = f"step {first} from {checkpoints}" if first else resolved.starting_weights
@@ -42,7 +41,7 @@ def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, Resum
     require_steps_left(resolved, first, checkpoints)
     profile = session.profile
     if profile is not None:
-        profile = still_ahead(profile, first, resolved.steps, worker, reporter.warn)
+        profile = still_ahead(profile, first, resolved.steps, worker, reporter)
     extension = extension_of(resolved, record, first, int(state.step))
     if extension is not None:
         reporter.warn(extension.said(resolved.job.optimizer.schedule))
@@ -51,7 +50,7 @@ def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, Resum
     worker.pulse.measure_memory(memory.fullest)
     resume = ResumePoint(
         saved,
-        guard_of(resolved, folder, saved, reporter.warn),
+        guard_of(resolved, folder, saved, reporter),
         extension,
         extensions_of(record, extension),
         base_of(program, state),
@@ -61,7 +60,7 @@ def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, Resum
 
 
 def state_of(
-    prepared: PreparedRun, store: CheckpointStore, tell: Callable[[str], None]
+    prepared: PreparedRun, store: CheckpointStore, reporter: Reporter
 ) -> tuple[State, int, tuple[SkippedCheckpoint, ...]]:
     """Return the state to start from, its step, and the damaged checkpoints that were skipped.
 
@@ -70,7 +69,7 @@ def state_of(
     resolved, program, newest = prepared.resolved, prepared.program, store.newest()
     seed = resolved.job.seed
     if newest is None:
-        return program.initial_state(seed, read_file_weights(resolved, program, tell=tell)), 0, ()
+        return program.initial_state(seed, read_file_weights(resolved, program, reporter=reporter)), 0, ()
     require_same_data(resolved, prepared.corpus, newest, store.record(newest).get("data"))
     restored = store.restore_newest(program.saved(program.state))
     assert restored is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from forerun.methods.kept import rounding_messages
 from forerun.methods.method import parameter_count, trainable_count
 from forerun.program.build import Program, program_of
 from forerun.program.kernels import compute_capability, job_attention
-from forerun.reporter import Reporter
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.unroll_choice import with_unroll_chosen
 from forerun.supervise.worker import Worker
@@ -69,18 +68,16 @@ def mesh_on(resolved: ResolvedJob, chosen: DeviceChoice) -> mesh.MeshShape:
     return mesh.resolve(axes.data, axes.fsdp, axes.tp, devices, slices=slices, context=axes.context, expert=axes.expert)
 
 
-def program_on(
-    resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None, tell: Callable[[str], None] = lambda text: None
-) -> Program:
+def program_on(resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None, reporter: Reporter = SILENT) -> Program:
     """Return the Program on the chosen devices.
 
     Args:
       resolved: the job.
       chosen: the devices.
       rows: the number of rows of an epoch, or None if it is unknown.
-      tell: receives a line about each value that was chosen for the devices.
+      reporter: receives a line about each value that was chosen for the devices.
     """
-    resolved = with_unroll_chosen(resolved, chosen, tell)
+    resolved = with_unroll_chosen(resolved, chosen, reporter)
     return program_of(resolved, mesh_on(resolved, chosen), chosen.devices, rows)
 
 

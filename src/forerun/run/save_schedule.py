@@ -15,6 +15,7 @@ from forerun.checkpoint import hosts
 from forerun.planner.cost.job_cost import ASSUMPTIONS
 from forerun.planner.cost.save_interval import WASTE, aligned, best_interval, lost_share
 from forerun.program.build import Program
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.throughput import RECENT
 from forerun.units import Bytes, Seconds
@@ -34,8 +35,7 @@ class SaveSchedule:
     Args:
       first: the step that the run resumes from, or 0.
       last: the last step of the run.
-      say: receives messages about the chosen interval.
-      warn: receives a warning about a wasteful interval.
+      reporter: receives messages about the chosen interval, and a warning about a wasteful one.
     """
 
     def __init__(
@@ -44,10 +44,9 @@ class SaveSchedule:
         program: Program,
         first: int,
         last: int,
-        say: Callable[[str], None] = lambda text: None,
-        warn: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
     ) -> None:
-        self._job, self._first, self._last, self._say, self._warn = resolved.job, first, last, say, warn
+        self._job, self._first, self._last, self._reporter = resolved.job, first, last, reporter
         self._saved = first
         self._next: float = math.inf  # next step to save under `auto`; no save before the first decision
         self._every: int | None = None  # interval under `auto` that was reported last
@@ -133,7 +132,7 @@ class SaveSchedule:
         self._every = every
         what = f"every {every} steps" if step + every < self._last else "at the last step"
         known = "took" if self._measured else "is estimated to take"
-        self._say(
+        self._reporter.info(
             f"checkpoint {what}: a step takes {Seconds(step_seconds)}, a save of {Bytes(self._bytes)} {known} "
             f"{Seconds(self._pause)} of the run and {Seconds(self._write)} in the background"
         )
@@ -147,7 +146,7 @@ class SaveSchedule:
         waste = lost_share(every, step_seconds, **self._times()) - lost_share(best, step_seconds, **self._times())
         if waste > WASTE and waste * (self._last - step) * step_seconds > WORTH_SECONDS:
             self._warned = True
-            self._warn(
+            self._reporter.warn(
                 f"checkpoint.every={every} costs {waste:.0%} more time than checkpoint.every={best} (or auto): "
                 f"a step takes {Seconds(step_seconds)}, a save {Seconds(self._pause)} of the run and "
                 f"{Seconds(self._write)} in the background"

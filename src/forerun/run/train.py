@@ -14,7 +14,7 @@ from forerun.report.report_file import write_report
 from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.teacher_targets import with_teacher_targets
-from forerun.run.checkpoint_hook import retention_of, save_reporter
+from forerun.run.checkpoint_hook import SaveReporter, retention_of
 from forerun.run.compile.compile_step import compile_step, use_cache
 from forerun.run.compile.program_record import program_record, write_program_record
 from forerun.run.device_errors import user_error_of
@@ -93,7 +93,7 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
     worker.initialize_jax()
     devices = choose_devices(resolved, reporter, worker)
     times.describe(devices=len(devices.devices), **session_slices(resolved, worker))
-    if not fresh and (summary := finished_summary(resolved, reporter.info)) is not None:
+    if not fresh and (summary := finished_summary(resolved, reporter)) is not None:
         return _finished_result(summary, session)
     reporter.info(f"model: {resolved.starting_weights}")
     for text in warnings_of(resolved):
@@ -113,24 +113,24 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
     if session.profile is not None:
         session.profile.require_reached(resolved.steps)
     # The number of steps of a job in epochs is known only now, after its data was read.
-    if has_open_steps and not fresh and (summary := finished_summary(resolved, reporter.info)) is not None:
+    if has_open_steps and not fresh and (summary := finished_summary(resolved, reporter)) is not None:
         return _finished_result(summary, session)
     corpus = with_teacher_targets(resolved, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
-    program = program_on(resolved, devices, corpus.rows.epoch, reporter.info)
+    program = program_on(resolved, devices, corpus.rows.epoch, reporter)
     # Hosts with different programs would wait for each other's collectives forever.
     worker.pulse.fact("unroll", str(program.compute.unroll))
     report_program(resolved, program, devices, reporter)
-    folder = open_folder(resolved.job, fresh=fresh, writes=worker.first, tell=reporter.warn)
+    folder = open_folder(resolved.job, fresh=fresh, writes=worker.first, reporter=reporter)
     if worker.first:
-        record_code(folder, resolved.job, reporter.info, reporter.warn)
-        times.open(folder.events, reporter.warn)
+        record_code(folder, resolved.job, reporter)
+        times.open(folder.events, reporter)
     checkpoints = folder.checkpoints(resolved.job)
     check_before_compile(resolved, program, corpus, checkpoints)
     times.phase("compile")
     step = compile_step(program, reporter, resolved.job.name)
     if worker.first:
-        write_program_record(folder, program_record(resolved, program, devices, step.hash), reporter.warn)
+        write_program_record(folder, program_record(resolved, program, devices, step.hash), reporter)
     with times.spent("startup"):  # preparation of the data
         corpus = with_reference(resolved, program, corpus, folder, reporter, worker)
     prepared = PreparedRun(
@@ -148,7 +148,7 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
 
     # ---- State: a new one, or that of the newest good checkpoint ----
     session.phase("restore")
-    with CheckpointStore(checkpoints, keep=retention_of(resolved), tell=save_reporter(reporter, worker)) as store:
+    with CheckpointStore(checkpoints, keep=retention_of(resolved), reporter=SaveReporter(reporter, worker)) as store:
         state, resume, throughput = restore(prepared, store)
         if prepared.sampler is not None:
             with times.spent("compile"), reporter.phase("compile samples"):
@@ -169,13 +169,13 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
         times.stop(last_step, "asked" if worker.stop.ends_job else "slices")
         reporter.info(_stop_message(last_step, worker))
         if worker.first:
-            write_report(folder, resolved.job, reporter.warn, stopped=True)
+            write_report(folder, resolved.job, reporter, stopped=True)
         return None
     if ended_early:
         reporter.info(f"ended at step {last_step}: {validation.stop_reason}")
     summary = finish_files(prepared, resume, throughput, store)
     if worker.first:
-        write_report(folder, resolved.job, reporter.warn)
+        write_report(folder, resolved.job, reporter)
     return TrainResult(summary, final_sample(prepared, state), state)
 
 
@@ -183,7 +183,7 @@ def _finished_result(summary: dict[str, Any], session: RunSession) -> TrainResul
     """Return the result of a run that an earlier process finished. Raise if a profile of it is asked for."""
     profile, steps = session.profile, summary["steps"]
     if profile is not None:
-        still_ahead(profile, max(profile.first, steps), steps, session.worker, session.reporter.warn)
+        still_ahead(profile, max(profile.first, steps), steps, session.worker, session.reporter)
     return TrainResult(summary, "", None)
 
 

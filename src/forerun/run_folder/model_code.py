@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from forerun.files import atomic_write, read_regular
 from forerun.models.own_code import MAIN, is_own_file, take_reloaded
 from forerun.models.plugin import plugin_spec, use_job_folder
 from forerun.models.sizes import is_plugin
+from forerun.reporter import Reporter
 from forerun.run_folder.own_classes import class_names, code_folder, digest, own_code, source_text
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.user_key import signature, user_key
@@ -32,7 +33,6 @@ from forerun.units import MIB
 
 CODE = "code.json"
 CODE_FOLDER = "code"  # in an export: copies of the source files, which forerun does not import
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,24 @@ class Record:
         return [] if folder is None else [name for name, sha in self.files.items() if _digest(folder / name) != sha]
 
 
-def record_code(run: RunFolder, job: Job, say: Tell, warn: Tell) -> None:
+def record_code(run: RunFolder, job: Job, reporter: Reporter) -> None:
     """Write the record of a run whose job names classes of the user. `train` calls this after their import.
 
     Args:
       run: the run's folder.
       job: the run's job.
-      say: receives a message if edited modules were loaded again in this process.
-      warn: receives a message if the code has changed since the last start of the run.
+      reporter: receives a message if edited modules were loaded again in this process, and a warning if the code has
+        changed since the last start of the run.
     """
     if reloaded := take_reloaded():
-        say(f"own code: loaded {_listed(reloaded)} again, because it may have changed since it was imported")
+        reporter.info(f"own code: loaded {_listed(reloaded)} again, because it may have changed since it was imported")
     names = class_names(job)
     if not names:
         return
     code, before = own_code(names), _recorded(run)
     files = {name: digest(source) for name, source in code.files.items()}
     if before is not None and (changed := _differences(before, files, code.classes)):
-        warn(f"{_listed(changed)} changed since this run was last started: it continues with the new code")
+        reporter.warn(f"{_listed(changed)} changed since this run was last started: it continues with the new code")
     record = {
         "folder": None if code.folder is None else str(code.folder),
         "classes": code.classes,
@@ -89,7 +89,7 @@ def _differences(before: Record, files: dict[str, str | None], classes: dict[str
     ]
 
 
-def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None, tell: Tell) -> None:
+def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None, reporter: Reporter) -> None:
     """Make the custom model class of a run importable.
 
     Args:
@@ -97,7 +97,7 @@ def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None,
       run: the run's folder.
       job: the run's job, or None if `source` is not a run.
       given: the folder of `--code`, which has priority over the recorded one, or None.
-      tell: receives a message if the code differs from the code that the run was trained with.
+      reporter: receives a message if the code differs from the code that the run was trained with.
 
     Raises:
       UserError: the code was not found, the record cannot be trusted, or `--code` is not needed.
@@ -131,10 +131,12 @@ def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None,
         folder = _recorded_folder(source, record, package)
         use_job_folder(folder)
     if record is not None and (changed := record.changed(folder)):
-        tell(f"{_listed(changed)} in {folder} changed since {source} was trained: results can differ")
+        reporter.warn(f"{_listed(changed)} in {folder} changed since {source} was trained: results can differ")
 
 
-def use_code_of_export(source: str, class_name: str, files: Mapping[str, str], given: str | None, tell: Tell) -> None:
+def use_code_of_export(
+    source: str, class_name: str, files: Mapping[str, str], given: str | None, reporter: Reporter
+) -> None:
     """Make the custom model class of an exported folder importable, from the folder of `--code` only.
 
     An export can come from another person, and its config.json names the class. The class must therefore be in the
@@ -145,7 +147,7 @@ def use_code_of_export(source: str, class_name: str, files: Mapping[str, str], g
       class_name: the class as `module.path:Class`.
       files: the digest of each source file, by its path.
       given: the folder of `--code`, or None.
-      tell: receives a message if the code differs from that of the export.
+      reporter: receives a message if the code differs from that of the export.
     """
     package = class_name.partition(":")[0].partition(".")[0]
     if given is None:
@@ -159,7 +161,7 @@ def use_code_of_export(source: str, class_name: str, files: Mapping[str, str], g
         use_job_folder(None)
         raise _no_module(given, package, f"the class of the export is {class_name}, and it must be in this folder")
     if changed := [name for name, digest in files.items() if _digest(folder / name) != digest]:
-        tell(f"{_listed(changed)} in {folder} differs from the code of {source}: results can differ")
+        reporter.warn(f"{_listed(changed)} in {folder} differs from the code of {source}: results can differ")
 
 
 def source_files(job: Job) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from forerun.config.load import load, values
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write, require_writable_folder
+from forerun.reporter import SILENT, Reporter
 from forerun.storage.address import Address
 
 # Keys that may change when a run is resumed: where and how it is computed, and how long. The data, the model and the
@@ -152,11 +152,11 @@ def copy_template(job: Job, folder: RunFolder, *, begun: bool) -> None:
         atomic_write(folder.chat_template, template)
 
 
-def job_of_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: None) -> Job | None:
+def job_of_run(folder: RunFolder, reporter: Reporter = SILENT) -> Job | None:
     """Return the job of a run that was started, or None if the folder is not a run's.
 
     The record of the newest checkpoint is verified, so it has priority. If `job.yaml` is missing, damaged or changed,
-    `tell` receives a message, and the recorded job is returned.
+    `reporter` receives a message, and the recorded job is returned.
     """
     written, damage = None, None
     try:
@@ -164,25 +164,25 @@ def job_of_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: Non
     except UserError as error:
         damage = error
     # If `job.yaml` cannot be read, only the default place of the checkpoints is known.
-    record = newest_record(folder.checkpoints(written) if written else folder.path / CHECKPOINTS, tell)
+    record = newest_record(folder.checkpoints(written) if written else folder.path / CHECKPOINTS, reporter)
     if record is None:
         if damage is not None:
             raise damage
         return written
     recorded = recorded_job(record.get("job"), folder)
     if trouble := job_file_problem(folder.job, recorded):
-        tell(f"{folder.job} {trouble}; the job is the one that the checkpoint recorded")
+        reporter.warn(f"{folder.job} {trouble}; the job is the one that the checkpoint recorded")
         return recorded
     return written
 
 
-def require_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: None) -> Job:
+def require_run(folder: RunFolder, reporter: Reporter = SILENT) -> Job:
     """Return the job of a run. See `job_of_run`.
 
     Raises:
       UserError: The folder is not a run.
     """
-    job = job_of_run(folder, tell)
+    job = job_of_run(folder, reporter)
     if job is None:
         raise UserError(
             "E-RUN-020",
@@ -193,13 +193,13 @@ def require_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: No
     return job
 
 
-def newest_record(checkpoints: Path | str, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
+def newest_record(checkpoints: Path | str, reporter: Reporter = SILENT) -> dict[str, Any] | None:
     """Return the record of the newest checkpoint, or None if there is no checkpoint."""
     from forerun.checkpoint.log import Log
     from forerun.storage.open_folder import folder_at
     from forerun.storage.retries import RetrySchedule
 
-    place = folder_at(checkpoints, RetrySchedule(), tell)
+    place = folder_at(checkpoints, RetrySchedule(), reporter)
     commits = place.with_retries(Log(place).commits)
     return dict(commits[-1].record) if commits else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write, atomic_writer
 from forerun.journal import Journal, Seal, Snapshot, matching_seals
+from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import (
     RunFolder,
 )
@@ -28,8 +29,6 @@ from forerun.storage.folder import Folder, create_once
 from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import RetrySchedule
 from forerun.track.event_log import EventLog
-
-Tell = Callable[[str], None]
 
 _SUMMARY = re.compile(r"summary-(\d+)\.json")
 _LOST = (OSError, ValueError, TypeError)  # raised for files that are missing, truncated or damaged
@@ -88,7 +87,7 @@ class StoredFiles:
         return attach
 
 
-def restore_files(checkpoints: Path | str, folder: RunFolder, tell: Tell) -> None:
+def restore_files(checkpoints: Path | str, folder: RunFolder, reporter: Reporter) -> None:
     """Restore the files of a run that are missing on this machine or differ from the newest checkpoint's record.
 
     A file that differs is renamed and not deleted. For checkpoints in the run's folder, which have no copies, this
@@ -96,7 +95,7 @@ def restore_files(checkpoints: Path | str, folder: RunFolder, tell: Tell) -> Non
     """
     if isinstance(checkpoints, Path):
         return
-    place = folder_at(checkpoints, RetrySchedule(), tell)
+    place = folder_at(checkpoints, RetrySchedule(), reporter)
     commits = place.with_retries(Log(place).commits)
     if not commits:
         return
@@ -105,13 +104,13 @@ def restore_files(checkpoints: Path | str, folder: RunFolder, tell: Tell) -> Non
     restored = [
         path.name
         for name, path in ((METRICS, folder.metrics), (LEDGER, folder.ledger), (EVENTS, folder.events))
-        if _restore_journal(place, newest, name, path, tell)
+        if _restore_journal(place, newest, name, path, reporter)
     ]
-    restored += [path.name for path in (_restore_summary(place, newest, folder, tell),) if path]
+    restored += [path.name for path in (_restore_summary(place, newest, folder, reporter),) if path]
     if _restore_token(newest, folder):
         restored.append(folder.tracked.name)
     if restored:
-        tell(f"{folder.path}: {', '.join(restored)} restored from {place.address}, up to step {newest.step}")
+        reporter.warn(f"{folder.path}: {', '.join(restored)} restored from {place.address}, up to step {newest.step}")
 
 
 def read_summary(folder: RunFolder, step: int) -> dict[str, Any] | None:
@@ -160,7 +159,7 @@ def _summaries(place: Folder) -> list[str]:
     return [f"{FOLDER}/{name}" for name in sorted(place.names(FOLDER)) if _SUMMARY.fullmatch(name)]
 
 
-def _restore_journal(place: Folder, commit: Commit, name: str, path: Path, tell: Tell) -> bool:
+def _restore_journal(place: Folder, commit: Commit, name: str, path: Path, reporter: Reporter) -> bool:
     """Restore a journal from its copy, if it differs from the checkpoint's record. Return whether it was written."""
     if not commit.record.get(name):
         return False
@@ -171,15 +170,15 @@ def _restore_journal(place: Folder, commit: Commit, name: str, path: Path, tell:
     if not parts:  # the journal was empty
         return False
     try:
-        return place.with_retries(lambda: _write_journal(place, parts, seal, path, tell))
+        return place.with_retries(lambda: _write_journal(place, parts, seal, path, reporter))
     except UserError:
         raise
     except _LOST as error:
-        tell(f"{path}: its copy in {place.address} cannot be used ({error})")
+        reporter.warn(f"{path}: its copy in {place.address} cannot be used ({error})")
         return False
 
 
-def _write_journal(place: Folder, parts: list[FilePart], seal: Seal, path: Path, tell: Tell) -> bool:
+def _write_journal(place: Folder, parts: list[FilePart], seal: Seal, path: Path, reporter: Reporter) -> bool:
     """Write the stored parts to `path`, and return True. Raise ValueError if they are not what `seal` records."""
     digest, size = hashlib.sha256(), 0
     restored = path.with_name(f"{path.name}.restored")
@@ -194,7 +193,7 @@ def _write_journal(place: Folder, parts: list[FilePart], seal: Seal, path: Path,
         if path.exists() and not _begins_with(restored, path):
             aside = _free_name(path)
             path.rename(aside)
-            tell(
+            reporter.warn(
                 f"{path}: it differs from the checkpoint's record of step {seal.step}, and was renamed to {aside.name}"
             )
         restored.replace(path)
@@ -212,7 +211,7 @@ def _begins_with(file: Path, prefix: Path) -> bool:
         return all(block == other.read(len(block)) for block in iter(lambda: one.read(1 << 20), b""))
 
 
-def _restore_summary(place: Folder, commit: Commit, folder: RunFolder, tell: Tell) -> Path | None:
+def _restore_summary(place: Folder, commit: Commit, folder: RunFolder, reporter: Reporter) -> Path | None:
     """Restore the stored summary if it belongs to the newest step. Return its path, or None if nothing was written."""
     found = place.with_retries(lambda: _summaries(place))
     content = place.with_retries(lambda: place.read(found[-1])) if found else b""
@@ -223,7 +222,9 @@ def _restore_summary(place: Folder, commit: Commit, folder: RunFolder, tell: Tel
             return None
         aside = _free_name(folder.summary)
         folder.summary.rename(aside)
-        tell(f"{folder.summary}: it differs from the copy with the run's checkpoints, and was renamed to {aside.name}")
+        reporter.warn(
+            f"{folder.summary}: it differs from the copy with the run's checkpoints, and was renamed to {aside.name}"
+        )
     atomic_write(folder.summary, content)
     return folder.summary
 

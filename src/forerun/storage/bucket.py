@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
+from forerun.reporter import SILENT, Reporter
 from forerun.storage.address import Address
 from forerun.storage.folder import FileRange
 from forerun.storage.retries import (
@@ -55,7 +56,7 @@ class BucketFolder:
 
     address: str
     schedule: RetrySchedule = field(default=NONE, compare=False)
-    tell: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
+    reporter: Reporter = field(default=SILENT, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", self.address.rstrip("/"))
@@ -93,13 +94,12 @@ class BucketFolder:
             except Exception as error:
                 if isinstance(error, UserError) or not is_temporary(error):
                     raise
-                why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
-                raise _unavailable(f"the bucket of {self.address} does not answer", why) from error
+                raise _unavailable(f"the bucket of {self.address} does not answer", first_line(error)) from error
 
-        return with_retries(attempt, self.schedule, self.tell)
+        return with_retries(attempt, self.schedule, self.reporter)
 
     def inside(self, name: str) -> BucketFolder:
-        return BucketFolder(f"{self.address}/{name}", self.schedule, self.tell)
+        return BucketFolder(f"{self.address}/{name}", self.schedule, self.reporter)
 
     def names(self, folder: str = "") -> list[str]:
         top = self.inside(folder) if folder else self

@@ -5,6 +5,7 @@
 | `REQUEST_RETRIES` | a request, in the driver | about 40 seconds |
 | `ARRAY_RETRIES` | a request for the arrays of a checkpoint, in the driver | about 15 minutes |
 | `READS` | a read of training data whose answers fail or are too short | 3 minutes |
+| `HUB_READS` | a read of a dataset on the hub by ranges | a minute |
 | `RetrySchedule()` | the save or the restore of a checkpoint | an hour |
 
 A failure that is still there after its time is raised as `StorageUnavailable`.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from forerun.errors import StorageError
+from forerun.reporter import Reporter
 from forerun.units import Seconds
 
 T = TypeVar("T")
@@ -47,15 +49,16 @@ class RetrySchedule:
 
 NONE = RetrySchedule(total_seconds=0.0)  # no retries
 READS = RetrySchedule(first_seconds=0.1, most_seconds=10.0, total_seconds=180.0)
+HUB_READS = RetrySchedule(first_seconds=0.5, most_seconds=5.0, total_seconds=60.0)
 
 
-def with_retries(call: Callable[[], T], schedule: RetrySchedule, tell: Callable[[str], None]) -> T:
+def with_retries(call: Callable[[], T], schedule: RetrySchedule, reporter: Reporter) -> T:
     """Return the result of `call`, which is repeated while it raises `StorageUnavailable`.
 
     Args:
       call: the function to call.
       schedule: the schedule of retries.
-      tell: receives a line for each failed try, and one when a later try succeeds.
+      reporter: receives a line for each failed try, and one when a later try succeeds.
 
     Raises:
       StorageUnavailable: the last try failed, too.
@@ -72,10 +75,12 @@ def with_retries(call: Callable[[], T], schedule: RetrySchedule, tell: Callable[
             if waited + delay > schedule.total_seconds:
                 raise
             left = Seconds(schedule.total_seconds - waited)
-            tell(f"{error.what} ({error.why}); try {tries} failed, next try in {Seconds(delay)}, giving up in {left}")
+            reporter.warn(
+                f"{error.what} ({error.why}); try {tries} failed, next try in {Seconds(delay)}, giving up in {left}"
+            )
         else:
             if tries:
-                tell(f"the storage answers again, after {Seconds(time.monotonic() - began)}")
+                reporter.warn(f"the storage answers again, after {Seconds(time.monotonic() - began)}")
             return result
         time.sleep(delay)
         delay = min(2 * delay, schedule.most_seconds)

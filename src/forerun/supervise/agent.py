@@ -117,7 +117,7 @@ class Agent:
                     return Ending(STOPPED, "stopped as asked")
                 await self._end_child()
                 limit = self._limits.reconnect
-                self._console.say(f"lost the leader at {self._hosts.address}; ended the worker, connecting again")
+                self._console.info(f"lost the leader at {self._hosts.address}; ended the worker, connecting again")
         finally:
             await self._end_child()
             if self._spare is not None:

@@ -8,13 +8,14 @@ import sys
 import threading
 from contextlib import suppress
 
+from forerun.reporter import Reporter
 from forerun.safe_text import clean
 
 MAX_PENDING_TEXTS = 1000
 CLOSE_SECONDS = 5.0
 
 
-class Console:
+class Console(Reporter):
     """A writer to stderr with its own thread. If the reader is stuck, further text is dropped."""
 
     def __init__(self, prefix: str) -> None:
@@ -24,7 +25,7 @@ class Console:
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Print a message after the prefix of this supervisor."""
         self._put(f"{self._prefix}: {clean(text)}\n")
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from forerun.errors import UserError
 from forerun.hardware.devices import Absence, ThisMachine
 from forerun.hardware.tpu_lock import LOCK_FILE, read_lock
+from forerun.reporter import Reporter
 
 
 class TpuMachine(Protocol):
@@ -21,7 +22,7 @@ class TpuMachine(Protocol):
 
 
 def require_free_tpu(
-    say: Callable[[str], None],
+    reporter: Reporter,
     path: Path = LOCK_FILE,
     proc: Path = Path("/proc"),
     attached: Callable[[], str | None] | None = None,
@@ -29,7 +30,7 @@ def require_free_tpu(
     """Remove the TPU lock file if a dead process of this user left it.
 
     Args:
-        say: Receives a message if the file is removed, or if it belongs to another user.
+        reporter: Receives a message if the file is removed, or if it belongs to another user.
         path: The lock file of libtpu.
         proc: The folder of the process file system.
         attached: Returns the TPU of this machine, or None. Without one, nothing is checked.
@@ -53,14 +54,16 @@ def require_free_tpu(
             fix=f"end it (kill {holder.pid}), or wait for it",
         )
     if not lock.mine:
-        say(f"{lock.path} belongs to another user, and no holder is visible; if the TPU does not open, remove it")
+        reporter.info(
+            f"{lock.path} belongs to another user, and no holder is visible; if the TPU does not open, remove it"
+        )
         return
     if _removed(path):
-        say(f"removed {lock.path}: the process that made it is dead")
+        reporter.info(f"removed {lock.path}: the process that made it is dead")
 
 
 def require_free_tpu_for(
-    device: str | tuple[str, ...], say: Callable[[str], None], path: Path = LOCK_FILE, machine: TpuMachine | None = None
+    device: str | tuple[str, ...], reporter: Reporter, path: Path = LOCK_FILE, machine: TpuMachine | None = None
 ) -> None:
     """Call `require_free_tpu` for a process without a supervisor, if the TPU is the first device of the job.
 
@@ -74,11 +77,11 @@ def require_free_tpu_for(
     if order[0] != "tpu" or here.absence("tpu") is not None:
         return
     try:
-        require_free_tpu(say, path, attached=here.attached_tpu)
+        require_free_tpu(reporter, path, attached=here.attached_tpu)
     except UserError as error:
         if len(order) == 1:
             raise
-        say(error.what)
+        reporter.info(error.what)
 
 
 def _removed(path: Path) -> bool:

@@ -6,13 +6,13 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write
+from forerun.reporter import SILENT, Reporter
 
 FOLDER = "supervise"
 
@@ -26,7 +26,7 @@ class Owner:
         UserError: Another process owns the run, or the file system has no locks.
     """
 
-    def __init__(self, run: Path, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, run: Path, reporter: Reporter = SILENT) -> None:
         self._folder = run / FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self._folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
@@ -51,7 +51,7 @@ class Owner:
             ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-        self.attempt = self._read_attempt(tell)
+        self.attempt = self._read_attempt(reporter)
 
     def next_attempt(self) -> int:
         """Return the number of the next attempt, after it is stored. Raise StorageError if it cannot be stored."""
@@ -88,7 +88,7 @@ class Owner:
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
-    def _read_attempt(self, tell: Callable[[str], None]) -> int:
+    def _read_attempt(self, reporter: Reporter) -> int:
         """Return the number of the last attempt. If its file is damaged, derive the number from the log."""
         try:
             return int((self._folder / "attempt").read_text("utf-8"))
@@ -97,7 +97,9 @@ class Owner:
         except ValueError:
             # The log may lack the last attempt, because a power loss removes lines that were not synced.
             number = self._logged_attempt() + 1
-            tell(f"{self._folder / 'attempt'} is damaged; attempts continue after {number}, from log.jsonl beside it")
+            reporter.info(
+                f"{self._folder / 'attempt'} is damaged; attempts continue after {number}, from log.jsonl beside it"
+            )
             return number
 
     def _logged_attempt(self) -> int:

@@ -21,7 +21,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from pathlib import Path
 from forerun import interrupt
 from forerun.errors import DISK_ERRORS, UserError
 from forerun.files import read_regular
+from forerun.reporter import Reporter
 from forerun.units import KIB, Seconds
 
 BEAT_SECONDS = 10.0
@@ -82,18 +83,18 @@ def lock_file(run: Path) -> Path:
 
 
 @contextmanager
-def owned(run: Path, *, take_over: bool, tell: Callable[[str], None]) -> Iterator[None]:
+def owned(run: Path, *, take_over: bool, reporter: Reporter) -> Iterator[None]:
     """Hold the lock of a run inside the block.
 
     Args:
         run: The folder of the run, which need not exist.
         take_over: Whether to replace a live holder. Its next save then fails.
-        tell: Receives a warning if the holder is replaced, or if the file system has no locks.
+        reporter: Receives a warning if the holder is replaced, or if the file system has no locks.
 
     Raises:
         UserError: Another live process trains the run.
     """
-    lock = acquire(run, take_over=take_over, tell=tell)
+    lock = acquire(run, take_over=take_over, reporter=reporter)
     try:
         with interrupt.cleanup(lock.release):
             yield
@@ -101,7 +102,7 @@ def owned(run: Path, *, take_over: bool, tell: Callable[[str], None]) -> Iterato
         lock.release()
 
 
-def acquire(run: Path, *, take_over: bool, tell: Callable[[str], None]) -> RunLock:
+def acquire(run: Path, *, take_over: bool, reporter: Reporter) -> RunLock:
     """Take the lock of a run. See `owned`."""
     file = lock_file(run)
     made_folder = not file.parent.exists()
@@ -113,13 +114,13 @@ def acquire(run: Path, *, take_over: bool, tell: Callable[[str], None]) -> RunLo
             beat = time.time() - os.fstat(descriptor).st_mtime
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
-                return _without_locks(run, file, beat, take_over, tell)
+                return _without_locks(run, file, beat, take_over, reporter)
             if not isinstance(error, BlockingIOError):
                 raise
             holder = holder_of(file)
             if not take_over:
                 raise _refusal(run, holder, f"last sign of life {Seconds(max(0.0, beat))} ago") from None
-            tell(f"taking {run} over from {_spoken(holder)}: its next save will fail")
+            reporter.warn(f"taking {run} over from {_spoken(holder)}: its next save will fail")
             return _replaced(file)
         if _is_at(descriptor, file):
             _write(descriptor)
@@ -151,7 +152,7 @@ def holder_of(file: Path) -> RunHolder | None:
         return None
 
 
-def _without_locks(run: Path, file: Path, beat: float, take_over: bool, tell: Callable[[str], None]) -> RunLock:
+def _without_locks(run: Path, file: Path, beat: float, take_over: bool, reporter: Reporter) -> RunLock:
     """Take the lock on a file system without locks, unless the last beat of the holder is recent."""
     holder = holder_of(file)
     if holder is not None and beat < LOST_SECONDS and not take_over:
@@ -159,7 +160,7 @@ def _without_locks(run: Path, file: Path, beat: float, take_over: bool, tell: Ca
             f"last sign of life {Seconds(max(0.0, beat))} ago; {file.parent} has no file locks, so this is uncertain"
         )
         raise _refusal(run, holder, known)
-    tell(
+    reporter.warn(
         f"{file.parent} has no file locks: a second process that trains {run.name} may be noticed only at its next save"
     )
     return _replaced(file)

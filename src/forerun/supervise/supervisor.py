@@ -76,7 +76,7 @@ def supervise(
     slice_variables(hosts, slices, os.environ)  # raises if the hosts do not match the slices
     environment = dict(os.environ)
     console = Console("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
-    owner = Owner(run_folder, console.say) if hosts.leads else None
+    owner = Owner(run_folder, console) if hosts.leads else None
 
     async def work(folder: Path) -> Ending:
         leading: asyncio.Task[Ending] | None = None
@@ -94,7 +94,7 @@ def supervise(
             folder,
             limits,
             console,
-            partial(require_free_tpu, console.say),
+            partial(require_free_tpu, console),
             spare,
             lambda order: attempt_variables(hosts, slices, environment, order),
         )
@@ -113,7 +113,7 @@ def supervise(
         with private_folder() as folder:
             ending = asyncio.run(work(Path(folder)))
         if ending.text and ending.host != hosts.index:
-            console.say(ending.text)
+            console.info(ending.text)
         return ending.exit_code()
     finally:
         interrupt.reinstall()  # asyncio replaced the signal handlers

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from forerun.files import atomic_writer
 from forerun.journal import Seal, Snapshot
-
-Tell = Callable[[str], None]
+from forerun.reporter import SILENT, Reporter
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -36,16 +35,16 @@ class EventLog:
 
     Args:
       path: the file.
-      tell: receives one message if the file cannot be written.
+      reporter: receives one message if the file cannot be written.
 
     Attributes:
       earlier: the events of earlier sessions.
       session: the number of this session, from 1.
     """
 
-    def __init__(self, path: Path, tell: Tell = lambda text: None) -> None:
+    def __init__(self, path: Path, reporter: Reporter = SILENT) -> None:
         self.path = path
-        self._tell, self._told, self._torn = tell, False, False
+        self._reporter, self._told, self._torn = reporter, False, False
         self._digest, self._bytes = hashlib.sha256(), 0
         self._file: IO[bytes] | None = None
         self.earlier = read_events(path)
@@ -104,7 +103,7 @@ class EventLog:
         if not self._told:
             self._told = True
             why = error.strerror or error
-            self._tell(f"{self.path} cannot be written ({why}): the goodput of this run will be incomplete")
+            self._reporter.warn(f"{self.path} cannot be written ({why}): the goodput of this run will be incomplete")
 
 
 def _line_of(event: Mapping[str, Any]) -> bytes:

@@ -12,15 +12,17 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from forerun.config.load import values
 from forerun.config.schema import Job
+from forerun.errors import first_line
 from forerun.files import atomic_write
 from forerun.journal import TailReader
+from forerun.reporter import SILENT, Reporter
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.tracker import ConnectionLost, Row, TrackedRun, Tracker
 
@@ -33,7 +35,7 @@ END_SECONDS = 5.0  # without progress, until the end of a run no longer waits fo
 class Cursor:
     """The file `tracked.json`: the token of the run, and the last delivered step of each tracker."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, path: Path, reporter: Reporter = SILENT) -> None:
         self._path, self._lock = path, threading.Lock()
         try:
             held = json.loads(path.read_bytes())
@@ -41,7 +43,7 @@ class Cursor:
             self._content: dict[str, Any] = {"token": str(held["token"]), "steps": steps}
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             if path.exists():
-                tell(f"{path} is damaged; trackers that cannot report their last step get all rows again")
+                reporter.warn(f"{path} is damaged; trackers that cannot report their last step get all rows again")
             self._content = {"token": secrets.token_hex(16), "steps": {}}
             self._write()
 
@@ -69,9 +71,9 @@ class Forwarder:
     """A thread that sends the rows of a metrics file to one tracker, and retries after errors."""
 
     def __init__(
-        self, name: str, tracker: Tracker, run: TrackedRun, metrics: Path, cursor: Cursor, tell: Callable[[str], None]
+        self, name: str, tracker: Tracker, run: TrackedRun, metrics: Path, cursor: Cursor, reporter: Reporter
     ) -> None:
-        self.name, self._tracker, self._run, self._cursor, self._tell = name, tracker, run, cursor, tell
+        self.name, self._tracker, self._run, self._cursor, self._reporter = name, tracker, run, cursor, reporter
         self._tail = TailReader(metrics)
         self._waiting: list[Row] = []
         self._sent = cursor.step(name)
@@ -95,7 +97,7 @@ class Forwarder:
         if self._thread.is_alive() or self._waiting:
             known = f"the last delivered step is {self._sent}" if self._sent else "nothing was delivered"
             why = self._trouble or f"no answer within {patience:g} s"
-            self._tell(f"{self.name} does not have all rows, {known} ({why}); the same command sends the rest")
+            self._reporter.warn(f"{self.name} does not have all rows, {known} ({why}); the same command sends the rest")
             if hasattr(self._tracker, "close"):
                 self._tracker.close()
         elif hasattr(self._tracker, "end"):
@@ -104,13 +106,13 @@ class Forwarder:
             ending.join(patience)
             if ending.is_alive() or self._trouble:
                 why = self._trouble or f"no answer within {patience:g} s"
-                self._tell(f"{self.name} may not have all rows ({why}); the same command sends the rest")
+                self._reporter.warn(f"{self.name} may not have all rows ({why}); the same command sends the rest")
 
     def _end(self, finished: bool) -> None:
         try:
             self._tracker.end(finished)  # type: ignore[attr-defined]
         except Exception as error:
-            self._trouble = _text(error)
+            self._trouble = first_line(error)
 
     def _work(self) -> None:
         """Forward rows until the run ends, with growing delays after errors."""
@@ -130,7 +132,7 @@ class Forwarder:
                 delay = min(2 * delay, MAX_SECONDS)
                 continue
             if self._trouble:
-                self._tell(f"{self.name} works again and has all rows up to step {self._sent}")
+                self._reporter.warn(f"{self.name} works again and has all rows up to step {self._sent}")
                 self._trouble = ""
             delay = FIRST_SECONDS
             if ending:
@@ -167,36 +169,33 @@ class Forwarder:
 
     def _complain(self, error: Exception) -> None:
         """Report the first of several errors in succession."""
-        text = _text(error)
+        text = first_line(error)
         if not self._trouble:
-            self._tell(f"{self.name} does not accept rows ({text}); they are kept in metrics.jsonl and sent later")
+            self._reporter.warn(
+                f"{self.name} does not accept rows ({text}); they are kept in metrics.jsonl and sent later"
+            )
         self._trouble = text
 
 
-def _text(error: Exception) -> str:
-    """Return the first line of an error's text."""
-    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-
-
 @contextmanager
-def tracking(job: Job, metrics: Path, last: int, tell: Callable[[str], None]) -> Iterator[None]:
+def tracking(job: Job, metrics: Path, last: int, reporter: Reporter) -> Iterator[None]:
     """Forward the metrics of a run to the job's trackers while the block runs, including rows of earlier runs.
 
     Args:
         job: The job, which names the trackers.
         metrics: The metrics file. A resumed run must have removed later steps from it before this call.
         last: The last step of the run.
-        tell: Receives messages about trackers that fail.
+        reporter: Receives messages about trackers that fail.
     """
     trackers = trackers_of(job.track)
     if not trackers:
         yield
         return
-    cursor = Cursor(metrics.with_name("tracked.json"), tell)
+    cursor = Cursor(metrics.with_name("tracked.json"), reporter)
     run = TrackedRun(job.name, metrics.parent, cursor.token, _flat(job))
     with ExitStack() as stack:
         for name, tracker in trackers.items():
-            forwarder = Forwarder(name, tracker, run, metrics, cursor, tell)
+            forwarder = Forwarder(name, tracker, run, metrics, cursor, reporter)
             stack.callback(forwarder.close, last)
         yield
 

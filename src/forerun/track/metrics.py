@@ -15,6 +15,7 @@ from typing import Any
 
 from forerun.files import atomic_write
 from forerun.journal import Journal, Seal, entry_of
+from forerun.reporter import SILENT, Reporter
 
 
 class MetricsLog(Journal):
@@ -30,11 +31,11 @@ class MetricsLog(Journal):
         *,
         resume_at: int = 0,
         seals: Sequence[Seal] = (),
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        super().__init__(path, last=resume_at, seals=seals, tell=tell)
+        super().__init__(path, last=resume_at, seals=seals, reporter=reporter)
 
     def write(self, step: int, **figures: Any) -> None:
         """Append the metrics of a step. Numbers that are not finite become null."""

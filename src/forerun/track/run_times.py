@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from forerun.reporter import SILENT, Reporter
 from forerun.track.event_log import EventLog, read_events
 from forerun.track.goodput import CATEGORIES, OTHER, USEFUL, Goodput, goodput_of, shares_of
 
@@ -63,9 +64,9 @@ class RunTimes:
         """Add values to the `start` event, before `open`."""
         self._start.update(about)
 
-    def open(self, path: Path, tell: Callable[[str], None] = lambda text: None) -> None:
+    def open(self, path: Path, reporter: Reporter = SILENT) -> None:
         """Open events.jsonl and write the events so far."""
-        self.log = EventLog(path, tell)
+        self.log = EventLog(path, reporter)
         for event in self._pending:
             self.log.write(event | {"session": self.log.session})
         self._pending = []

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hmac
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from forerun.files import atomic_write, sync_folder
 from forerun.journal import entry_of
+from forerun.reporter import SILENT, Reporter
 
 _PROOF_DIGITS = 32
 
@@ -30,7 +31,7 @@ class SkipFile:
         identity: The identity of the run, from the log of its checkpoints.
         step: The step of the checkpoint that the run resumes from, or 0 for a new run.
         saved: The skipped steps up to `step`, from the checkpoint.
-        tell: Receives the report.
+        reporter: Receives the report.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class SkipFile:
         identity: str,
         step: int = 0,
         saved: Mapping[int, str],
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
     ) -> None:
         self._path, self._key = path, identity.encode()
         content = path.read_bytes() if path.exists() else b""
@@ -55,7 +56,7 @@ class SkipFile:
         if broken:
             report.append(f"{broken} broken lines are removed")
         if report:
-            tell(f"{path}: {'; '.join(report)}")
+            reporter.warn(f"{path}: {'; '.join(report)}")
         if content != self._content():
             self._rewrite()
 

@@ -5,7 +5,6 @@ Frozen weights are not saved in checkpoints, so a resumed run reads them again. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from forerun.objectives.distil import TEACHER
 from forerun.program.build import Program
 from forerun.program.fingerprint import tree_fingerprint
 from forerun.program.state import State
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.trained_model.load_model import pretrained_params
 from forerun.trained_model.peft_folder import read_adapter
@@ -30,13 +30,13 @@ from forerun.weights_io.scales import can_be_computed
 
 
 def read_file_weights(
-    resolved: ResolvedJob, program: Program, *, resumes: bool = False, tell: Callable[[str], None] = lambda text: None
+    resolved: ResolvedJob, program: Program, *, resumes: bool = False, reporter: Reporter = SILENT
 ) -> dict[str, Any]:
     """Return the weights that the program takes from files, by name, on the devices of the program.
 
     Args:
       resumes: whether the run resumes from a checkpoint, which contains its adapters.
-      tell: receives a warning if the quantized integers in the model's files cannot be kept.
+      reporter: receives a warning if the quantized integers in the model's files cannot be kept.
     """
     job = resolved.job
     sources: dict[str, ModelFacts] = {}
@@ -47,7 +47,7 @@ def read_file_weights(
         sources[TEACHER] = require_weights(resolved.teacher)
     given = {name: pretrained_params(facts, program.given[name]) for name, facts in sources.items()}
     if MODEL in given and job.method.recomputes_scales and not resumes and not can_be_computed(given[MODEL]):
-        tell(
+        reporter.warn(
             f"some integers of {job.model.name} are rounded again: computed scales cannot reproduce all of its scales; "
             "qat.scales: learned with precision.params: float32 keeps them"
         )

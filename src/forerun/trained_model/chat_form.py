@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.schema import Job
-from forerun.data.chat_template import job_template, thinking_variables
+from forerun.data.chat_template import TurnEnd, chat_prompts, job_template, thinking_variables, turn_end
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
-from forerun.data.turns import TurnEnd, chat_prompts, turn_end
 from forerun.errors import UserError
 from forerun.files import read_regular
-from forerun.hub.chat.template import MAX_TEMPLATE_BYTES, chat_template
-from forerun.hub.chat.turn_end import PROBE, renders_alike
+from forerun.hub.chat.template import MAX_TEMPLATE_BYTES, PROBE, chat_template, renders_alike
 from forerun.hub.snapshot import Snapshot
 from forerun.resolve.job_corpus import model_specials, model_template, own_tokenizer_files
 from forerun.run_folder.run_folder import RunFolder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from forerun.nn.weights import lowrank
 from forerun.program import kernels
 from forerun.program.build import make_mesh
 from forerun.program.state import abstract_params
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import model_specials
 from forerun.resolve.job_tokenizer import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
@@ -39,7 +40,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.chat_form import chat_form, end_ids
 from forerun.trained_model.model_source import model_source
 from forerun.weights_io.packed import weights_of
-from forerun.weights_io.read import OnProgress, no_progress, read_params
+from forerun.weights_io.read import read_params
 from forerun.weights_io.scales import are_multiples
 
 
@@ -71,7 +72,7 @@ def load_model(
     mesh: MeshShape | None = None,
     dtype: str | None = None,
     code: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> LoadedModel:
     """Load a model and place its weights on the devices.
 
@@ -84,18 +85,18 @@ def load_model(
       dtype: the dtype of weights and computation, or None for bfloat16 (float32 on a CPU, which has no bfloat16
         arithmetic).
       code: the folder with the custom model class of an export, or of a run if the class has moved since training.
-      tell: receives messages about a damaged `job.yaml`, changed code and adapters that are not applied.
+      reporter: receives messages about a damaged `job.yaml`, changed code and adapters that are not applied.
 
     Returns:
       The model. The weights of a run are those of its newest checkpoint, with adapters merged.
     """
-    found = model_source(source, revision, tell)
+    found = model_source(source, revision, reporter)
     folder, resolved, facts = found.folder, found.resolved, found.facts
     run = resolved.job if resolved else None
     if (custom := found.custom) is not None:
-        use_code_of_export(source, str(facts.section.name), custom.files, code, tell)
+        use_code_of_export(source, str(facts.section.name), custom.files, code, reporter)
     else:
-        use_code_of(source, folder, run, code, tell)
+        use_code_of(source, folder, run, code, reporter)
     chosen = choose(device, devices)
     dtype = dtype or ("float32" if chosen.platform == "cpu" else "bfloat16")
     model = facts.model
@@ -118,7 +119,7 @@ def load_model(
         params = pretrained_params(facts, wanted) if custom is None else custom.params(wanted)
         tokenizer = checkpoint_tokenizer(snapshot)
     if run is None and (adapter := adapter_inside(facts)):
-        tell(f"the adapter in {adapter} is not applied: these are the weights of its base")
+        reporter.warn(f"the adapter in {adapter} is not applied: these are the weights of its base")
     chat = chat_form(folder if run is not None else None, run, snapshot, tokenizer)
     return LoadedModel(
         name=source,
@@ -152,7 +153,7 @@ def abstract_plain_params(model: Model, mesh: Mesh, dtype: str) -> Any:
     return spec.map_specs(placed, model.specs())
 
 
-def pretrained_params(facts: ModelFacts, wanted: Any, on_progress: OnProgress = no_progress) -> Any:
+def pretrained_params(facts: ModelFacts, wanted: Any) -> Any:
     """Read the weights of a checkpoint from its files to the devices. Downloads them if necessary.
 
     Args:
@@ -165,7 +166,7 @@ def pretrained_params(facts: ModelFacts, wanted: Any, on_progress: OnProgress = 
     checkpoint = facts.downloaded_checkpoint
     with weights_of(checkpoint) as (weights, scales):
         model = model_for(checkpoint.config)
-        params = read_params(weights, checkpoint.family.table, model, wanted, on_progress, scales)
+        params = read_params(weights, checkpoint.family.table, model, wanted, scales)
     if checkpoint.recorded is not None and not are_multiples(params):
         raise UserError(
             "E-RUN-032",

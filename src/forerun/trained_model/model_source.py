@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from forerun.errors import UserError, did_you_mean
 from forerun.hub import names
 from forerun.hub.snapshot import Snapshot
 from forerun.models.model_facts import ModelFacts
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder, job_of_run
 from forerun.run_folder.stage_folder import STAGES, run_of
@@ -39,19 +39,16 @@ class ModelSource:
         return self.facts.snapshot if self.custom is None else self.custom.snapshot
 
 
-def model_source(
-    source: str, revision: str | None = None, tell: Callable[[str], None] = lambda text: None
-) -> ModelSource:
+def model_source(source: str, revision: str | None = None, reporter: Reporter = SILENT) -> ModelSource:
     """Return the run or the checkpoint that `source` names.
 
-    The folder of a job file with stages means the run of its last stage. `tell` receives a message if the `job.yaml` of
-    a run is damaged.
+    The folder of a job file with stages means the run of its last stage. A damaged `job.yaml` of a run is reported.
 
     Raises:
       UserError: there is no such run or checkpoint.
     """
     folder = RunFolder(run_of(source))
-    job = job_of_run(folder, tell)
+    job = job_of_run(folder, reporter)
     if job is None:
         section = checkpoint_section(source, revision)
         custom = custom_export(section)

@@ -12,7 +12,7 @@ import numpy as np
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.documents import read_json
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.models.families.base import Family
 from forerun.nn.spec import Tree
 from forerun.nn.weights.lowrank import LowRank

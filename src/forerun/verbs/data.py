@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from forerun.config.schema import Job
 from forerun.console import SafeConsole
-from forerun.data.corpus import Corpus, OnProgress, recipe_of, tokenize
+from forerun.data.corpus import Corpus, recipe_of, tokenize
 from forerun.data.inspect.corpus_report import CorpusReport
 from forerun.data.inspect.open_corpus import report_of
 from forerun.data.inspect.page import page
@@ -22,17 +21,16 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import drawn
 from forerun.data.source.sources import open_source
 from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.engines.engine import StartEngine
-from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.store import check
+from forerun.data.tokens.worker_pool import Pool, StartEngine
 from forerun.errors import UserError
 from forerun.files import write_output
+from forerun.reporter import LineReporter, Phase
 from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.open_data import progress_callback
 from forerun.track.display.make_display import make_display
-from forerun.verbs.job_files import prepared, warn
+from forerun.verbs.job_files import prepared
 
 PIPED_COLUMNS = 100
 
@@ -117,9 +115,8 @@ def tokenize_data(
         for name, part in job.data.parts.items():
             source = open_source(part)
             recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
-            with _progress() as progress:
-                report = partial(progress, name)
-                folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
+            with _data_phase() as phase:
+                folder = tokenize(source, recipe, job.data, shard=shard, name=name, phase=phase, engine=engine)
             done[name] = folder.location, is_complete(folder)
     return done
 
@@ -128,7 +125,7 @@ def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
     """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
     if ray is None:
         return nullcontext(Pool)
-    from forerun.data.tokens.engines.ray_cluster import ray_cluster
+    from forerun.data.tokens.ray_cluster import ray_cluster
 
     return ray_cluster(ray)
 
@@ -140,27 +137,24 @@ class VerifiedPart:
     Attributes:
       tokens: the number of tokens.
       folder: the folder of the tokens, or its address in a bucket.
-      upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
     folder: Path | str
-    upgraded: bool
 
 
 def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     """Compare all tokens of a job with their checksums, and return the parts by name.
-
-    Checksums of blocks are added to tokens that an older version wrote without them.
 
     Raises:
       UserError: A file is damaged.
     """
     found = {}
     for part in opened(resolve_model(prepared(job))).parts:
-        # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
-        upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location, upgraded)
+        check(part.store.folder)
+        for rows in part.plans:
+            rows.check()
+        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder.location)
     return found
 
 
@@ -182,7 +176,7 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     resolved, file = resolve_model(prepared(job)), Path(ledger)
     corpus = opened(resolved)
     for text in corpus.warnings:
-        warn(text)
+        LineReporter(sys.stderr).warn(text)
     batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
     steps = examples = skipped = 0
     for step, found, why in drawn(file):
@@ -205,13 +199,13 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
 
 def opened(resolved: ResolvedJob) -> Corpus:
     """Open the data of a job, and show the progress of tokenizing."""
-    with _progress() as progress:
-        return open_corpus(resolved, progress)
+    with _data_phase() as phase:
+        return open_corpus(resolved, phase)
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Show progress on stderr, so that stdout has the result only."""
+def _data_phase() -> Iterator[Phase]:
+    """Show a phase on stderr, so that stdout has the result only."""
     with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
-        yield progress_callback(phase)
+        yield phase
         phase.detail = ""

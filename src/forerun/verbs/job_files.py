@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,11 +81,6 @@ def prepared(job: Job | str | os.PathLike[str]) -> Job:
     from forerun.config.merge import with_absolute_paths
 
     return with_absolute_paths(job)
-
-
-def warn(text: str) -> None:
-    """Print a warning to stderr, so that stdout has the result only."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _only_folder(job: Job) -> Path | None:

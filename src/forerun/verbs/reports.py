@@ -16,6 +16,7 @@ from forerun.report.page import page
 from forerun.report.run_facts import RunFacts, run_facts
 from forerun.report.run_record import RunRecord, read_run
 from forerun.report.terminal import PIPED_COLUMNS, print_comparison, print_report
+from forerun.reporter import LineReporter
 from forerun.verbs.table import Table
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def compare_runs(*locations: str | os.PathLike[str]) -> RunComparison:
 
 
 def _read(location: str | os.PathLike[str]) -> RunRecord:
-    return read_run(os.fspath(location), lambda text: print(text, file=sys.stderr))
+    return read_run(os.fspath(location), LineReporter(sys.stderr))
 
 
 def _text(shown: RunReport | RunComparison) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.config.schema import Job
-from forerun.reporter import Reporter
+from forerun.reporter import LineReporter, Reporter
 from forerun.run.profiling.step_range import StepRange, range_of
 from forerun.run_folder.moved_run import require_run_in_place
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
@@ -133,18 +132,18 @@ def train_in_place(
     steps = range_of(profile) if profile else None
     from forerun.track.display.make_display import make_display
 
-    require_free_tpu_for(job.device, print)
-    with reporter or make_display(sys.stdout) as shown, run_lock(job, take_over=take_over, warn=shown.warn):
+    require_free_tpu_for(job.device, LineReporter(sys.stdout))
+    with reporter or make_display(sys.stdout) as shown, run_lock(job, take_over=take_over, reporter=shown):
         finished = train_here(job, shown, fresh=fresh, profile=steps)
     folder = folder_of(job).path
     return Run(folder, job, finished is not None, finished.sample if finished else "")
 
 
-def run_lock(job: Job, *, take_over: bool, warn: Callable[[str], None]) -> AbstractContextManager[None]:
+def run_lock(job: Job, *, take_over: bool, reporter: Reporter) -> AbstractContextManager[None]:
     """Return the lock of the job's run. A run in a bucket has none: buckets have no locks."""
     if Address.of(job.runs).is_remote:
         return nullcontext()
-    return owned(folder_of(job).path, take_over=take_over, tell=warn)
+    return owned(folder_of(job).path, take_over=take_over, reporter=reporter)
 
 
 def train_here(

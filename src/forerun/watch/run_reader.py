@@ -16,13 +16,12 @@ from forerun.config.schema import Job
 from forerun.journal import TailReader
 from forerun.report.run_files import Row, line_of, metrics_of, read_hosts, read_lines, read_summary
 from forerun.report.run_record import EVENTS, HOSTS, RunRecord, read_run, skips_of
+from forerun.reporter import SILENT, Reporter
 from forerun.run_folder.run_folder import RunFolder, newest_record, require_run
 from forerun.run_folder.stage_folder import run_of
 from forerun.storage.address import Address
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
-
-Tell = Callable[[str], None]
 
 
 class RunReader(Protocol):
@@ -45,9 +44,9 @@ class RunReader(Protocol):
         ...
 
 
-def open_reader(location: str | Path, tell: Tell = lambda text: None) -> RunReader:
+def open_reader(location: str | Path, reporter: Reporter = SILENT) -> RunReader:
     """Return the reader of a run's folder, or of the address of its checkpoints in a bucket."""
-    return BucketReader(str(location), tell) if Address.of(location).is_remote else FolderReader(location, tell)
+    return BucketReader(str(location), reporter) if Address.of(location).is_remote else FolderReader(location, reporter)
 
 
 class GrowingFile:
@@ -93,8 +92,8 @@ class FolderReader:
 
     every_seconds = FOLDER_SECONDS
 
-    def __init__(self, location: str | Path, tell: Tell = lambda text: None) -> None:
-        self._location, self._tell = str(location), tell
+    def __init__(self, location: str | Path, reporter: Reporter = SILENT) -> None:
+        self._location, self._reporter = str(location), reporter
         run = RunFolder(run_of(location))
         self.folder: Path | None = run.path
         self._run = run
@@ -125,7 +124,7 @@ class FolderReader:
         """Return the job. It is read again if its file was replaced, as by a run that is resumed with more steps."""
         seen = self._job_file.read()
         if self._job is None or seen is not self._job_seen:
-            self._job = require_run(self._run, self._tell)
+            self._job = require_run(self._run, self._reporter)
             self._job_seen = seen
         return self._job
 
@@ -136,8 +135,8 @@ class BucketReader:
     every_seconds = BUCKET_SECONDS
     folder: Path | None = None
 
-    def __init__(self, address: str, tell: Tell = lambda text: None) -> None:
-        self._address, self._tell = address, tell
+    def __init__(self, address: str, reporter: Reporter = SILENT) -> None:
+        self._address, self._reporter = address, reporter
         self._newest: dict[str, Any] | None = None
         self._record: RunRecord | None = None
 
@@ -146,9 +145,9 @@ class BucketReader:
 
         The summary is stored after the last checkpoint, so a run at its last step is read until it has one.
         """
-        newest = newest_record(self._address, self._tell)
+        newest = newest_record(self._address, self._reporter)
         record = self._record
         if record is None or newest != self._newest or (record.step == record.job.steps and not record.summary):
-            record = self._record = read_run(self._address, self._tell)
+            record = self._record = read_run(self._address, self._reporter)
             self._newest = newest
         return record

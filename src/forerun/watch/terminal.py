@@ -20,6 +20,7 @@ from forerun.errors import StorageError, UserError
 from forerun.interrupt import cleanup
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunState, RunStatus, is_starting, status_of
+from forerun.reporter import Reporter
 from forerun.safe_text import clean
 from forerun.units import Seconds
 from forerun.watch.dashboard import dashboard, plain_line
@@ -59,11 +60,11 @@ class RunView:
         return f"q ends  {source}" + (f"  {self.trouble}" if self.trouble else "")
 
 
-def wait_for_start(reader: RunReader, end: Event, say: Callable[[str], None]) -> None:
+def wait_for_start(reader: RunReader, end: Event, reporter: Reporter) -> None:
     """Wait until a run that is starting has written its job, or `end` is set. Any other location is not waited for."""
     if reader.folder is None or not is_starting(reader.folder):
         return
-    say(f"{reader.folder} is starting: its job is written after its data is read")
+    reporter.info(f"{reader.folder} is starting: its job is written after its data is read")
     while is_starting(reader.folder) and not end.wait(KEY_SECONDS):
         pass
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.hub.files import shown
-from forerun.hub.safetensors.headers import TensorInfo
-from forerun.hub.safetensors.tensors import Weights, numpy_dtype
+from forerun.hub.safetensors import TensorInfo, Weights, numpy_dtype
 from forerun.models.scaled_floats import Float8
 
 SCALE = ".weight_scale_inv"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from forerun.errors import UserError
 from forerun.hub.files import shown
-from forerun.hub.safetensors.tensors import Weights, equal_bytes
+from forerun.hub.safetensors import Weights, equal_bytes
 from forerun.models.keys import Entry, Stack, Tensor, entries, unused_names
 from forerun.nn.spec import Tree
 

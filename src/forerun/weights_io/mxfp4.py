@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.hub.files import shown
-from forerun.hub.safetensors.headers import TensorInfo
-from forerun.hub.safetensors.tensors import Weights, numpy_dtype
+from forerun.hub.safetensors import TensorInfo, Weights, numpy_dtype
 
 BLOCKS, SCALES = "_blocks", "_scales"
 _BLOCK_BYTES = 16  # of 32 values

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.hub.safetensors.tensors import Selection, Weights, equal_bytes
+from forerun.hub.safetensors import Selection, Weights, equal_bytes
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import unused_names

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.hub.files import shown
-from forerun.hub.safetensors.headers import TensorInfo
-from forerun.hub.safetensors.tensors import Selection, Weights, open_weights
+from forerun.hub.safetensors import Selection, TensorInfo, Weights, open_weights
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Family
 from forerun.models.families.wrapper import wrapper_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights, numpy_dtype
+from forerun.hub.safetensors import Weights, numpy_dtype
 from forerun.models.keys import Entry, Piece, Tensor, path_text
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import map_weights
@@ -21,19 +21,12 @@ from forerun.weights_io.leaves import WeightLeaf, leaf_of
 from forerun.weights_io.match import Stacked, matches
 from forerun.weights_io.scales import scale_entries
 
-OnProgress = Callable[[int, int], None]  # bytes done, total bytes
-
-
-def no_progress(done_bytes: int, total_bytes: int) -> None:
-    """Report nothing."""
-
 
 def read_params(
     weights: Weights,
     table: Iterable[Tensor],
     model: Stacked,
     wanted: Tree,
-    on_progress: OnProgress = no_progress,
     scales: Weights | None = None,
 ) -> Tree:
     """Return the model's parameters on the devices.
@@ -47,7 +40,6 @@ def read_params(
         model: The model.
         wanted: A tree of `jax.ShapeDtypeStruct` with shardings. A `Quantized` in place of a dense weight makes the
             devices quantize its tensors layer by layer.
-        on_progress: A function that is called after each tensor.
         scales: The tensors of scales, for fake-quantized weights in `wanted` that have fixed scales.
 
     Raises:
@@ -57,7 +49,6 @@ def read_params(
     found = matches(weights, table, model)
     flat, structure = jax.tree_util.tree_flatten_with_path(wanted, is_leaf=_is_quantized)
     shapes = {path_text(path) + (".value" if _is_quantized(leaf) else ""): leaf for path, leaf in flat}
-    total, done = sum(weights[match.name].data_bytes for match in found), 0
     with Copier(leaf.sharding for leaf in jax.tree.leaves(wanted)) as copier:
         leaves: dict[str, WeightLeaf] = {path: leaf_of(shape, copier) for path, shape in shapes.items()}
         for match in found:
@@ -66,8 +57,6 @@ def read_params(
                 leaves[piece.path].store(piece, piece_of(view, match.entry, piece))
             del view
             weights.release(match.name)
-            done += weights[match.name].data_bytes
-            on_progress(done, total)
         for source, entry in _scales(scales, wanted, table, model):
             for piece in entry.pieces:
                 leaves[f"{piece.path}.scale"].store(piece, piece_of(source, entry, piece))

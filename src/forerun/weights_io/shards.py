@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.hub.documents import INDEX_NAME
-from forerun.hub.safetensors.headers import ITEM_BYTES
-from forerun.hub.safetensors.tensors import SINGLE_NAME
+from forerun.hub.safetensors import ITEM_BYTES, SINGLE_NAME
 from forerun.units import Bytes
 
 METADATA = {"format": "pt"}

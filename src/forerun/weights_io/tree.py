@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights, numpy_dtype
+from forerun.hub.safetensors import Weights, numpy_dtype
 from forerun.models.keys import path_text
 from forerun.nn.spec import Tree
 from forerun.weights_io.shards import Planned, Shards, shards_of

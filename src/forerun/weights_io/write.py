@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights, numpy_dtype
+from forerun.hub.safetensors import Weights, numpy_dtype
 from forerun.models.keys import Entry, Piece, Tensor, entries, path_text
 from forerun.nn.spec import Tree
 from forerun.weights_io.blocks import Copier, Pair
 from forerun.weights_io.leaves import on_cpu, placing_of
 from forerun.weights_io.match import Stacked
 from forerun.weights_io.other_tensors import copied, planned_copies
-from forerun.weights_io.read import OnProgress, no_progress, piece_of
+from forerun.weights_io.read import piece_of
 from forerun.weights_io.shards import DTYPES, Planned, Shards, shards_of
 
 SHARD_BYTES = 5 * 10**9
@@ -32,7 +32,6 @@ def write_params(
     model: Stacked,
     dtype: str | Mapping[str, str],
     shard_bytes: int = SHARD_BYTES,
-    on_progress: OnProgress = no_progress,
     others: Weights | None = None,
 ) -> list[Path]:
     """Write the parameters to safetensors files, and return their paths, including the index if there is one.
@@ -47,7 +46,6 @@ def write_params(
         model: The model.
         dtype: One dtype for all tensors, or one per tensor name, as `BF16` or `bfloat16`.
         shard_bytes: The largest size of a file, unless a single tensor is larger.
-        on_progress: A function that is called for each tensor.
         others: Tensors that are copied unchanged.
     """
     leaves = {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -56,21 +54,16 @@ def write_params(
     found = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
     planned = [Planned(name, tensor_dtype(dtype, name), entry.shape) for name, entry in found.items()]
     planned += planned_copies(others)
-    total, done = sum(tensor.data_bytes for tensor in planned), 0
 
     files = shards_of(planned, shard_bytes)
     with Copier(leaf.sharding for leaf in leaves.values()) as copier, Shards(folder, files) as shards:
 
         def written(tensor: Planned) -> NDArray[Any]:
-            nonlocal done
-            on_progress(done, total)
-            done += tensor.data_bytes
             if others is not None and tensor.name in others:
                 return copied(others, tensor)
             return value_of(found[tensor.name], tensor, leaves, copier)
 
         shards.write(written)
-        on_progress(done, total)
         return shards.finish()
 
 

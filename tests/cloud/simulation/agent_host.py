@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recording_reporter import CallingReporter
+
 from forerun.cloud.host import agent as agent_module
 from forerun.cloud.host.agent import Agent
 from forerun.cloud.host.settings import HostLayout, read_settings
@@ -161,7 +163,7 @@ class AgentHost:
             self.index,
             context.provider(self.process),
             lambda: self.notice,
-            lambda text: context.world.note(f"{self.process.name}: {text}"),
+            CallingReporter(lambda text: context.world.note(f"{self.process.name}: {text}")),
             wall=self.wall,
             monotonic=self.monotonic,
             service=self,

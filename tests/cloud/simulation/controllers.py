@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from recording_reporter import CallingReporter
+
 from forerun.cloud import labels
 from forerun.cloud.control.actions import Action, EndRun
 from forerun.cloud.control.begin import begin_run, with_cap
@@ -252,7 +254,7 @@ class KeeperProcess(ControllerProcess):
                 settings,
                 providers,
                 Delivery(simulation.context, self.process),
-                lambda text: simulation.world.note(f"keeper: {text}"),
+                CallingReporter(lambda text: simulation.world.note(f"keeper: {text}")),
                 sleep,
                 files,
             )

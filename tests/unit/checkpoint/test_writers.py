@@ -14,6 +14,7 @@ import pytest
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint.saving import RetryingWriter, SingleTryWriter, saving_context, writer_for
+from forerun.reporter import SILENT
 from forerun.storage.folder import LocalFolder
 from forerun.storage.retries import RetrySchedule, StorageUnavailable, with_retries
 
@@ -30,7 +31,7 @@ class Flaky(LocalFolder):
     schedule = RetrySchedule(first_seconds=0.0, total_seconds=60.0)
 
     def with_retries(self, call: Callable[[], T]) -> T:
-        return with_retries(call, RetrySchedule(first_seconds=0.0), lambda text: None)
+        return with_retries(call, RetrySchedule(first_seconds=0.0), SILENT)
 
     def require_folders(self, name: str) -> None:
         if self.failures:

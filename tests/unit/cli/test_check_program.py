@@ -24,6 +24,7 @@ from forerun.nn import sharding
 from forerun.nn.spec import count
 from forerun.program.build import Program, build
 from forerun.program.kernels import job_attention
+from forerun.reporter import SILENT
 from forerun.resolve.derive import derive
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
@@ -159,7 +160,7 @@ def test_compiler_options_are_those_of_the_program(slice_name: str) -> None:
     job, program = load("job.yaml").job, program_on("tpu", SLICES[slice_name])
     place = check.place_on(slice_name, job)
     one_device = dataclasses.replace(place, devices=1)
-    found = check.outcome_of(resolve_model(job), one_device, lambda text: None).options.values
+    found = check.outcome_of(resolve_model(job), one_device, SILENT).options.values
     assert found == program.compiler_options
     assert found["xla_tpu_of_the_job"] == "3"
 

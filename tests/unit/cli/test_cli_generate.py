@@ -15,7 +15,7 @@ import pytest
 from forerun.cli.main import main
 from forerun.generate.engine import Engine
 from forerun.hardware.mesh import MeshShape
-from forerun.verbs.job_files import warn
+from forerun.reporter import LineReporter
 
 Capture = pytest.CaptureFixture[str]
 TEMPLATE = (
@@ -98,6 +98,7 @@ def test_one_prompt(asked: list[dict[str, Any]], capsys: Capture) -> None:
     text = generate(["Once", "--max-tokens", "30", "--devices", "1", "--mesh", "1x1x1"], capsys)
     assert (len(text), text[-1]) == (31, "\n")
     assert len(set(text)) > 5
+    assert isinstance(asked[0].pop("reporter"), LineReporter)
     assert asked == [
         {
             "source": "tiny",
@@ -107,7 +108,6 @@ def test_one_prompt(asked: list[dict[str, Any]], capsys: Capture) -> None:
             "mesh": MeshShape(1, 1, 1),
             "dtype": "float32",
             "code": None,
-            "tell": warn,
         }
     ]
     assert generate(["Once", "--max-tokens", "10"], capsys) == text[:10] + "\n"

@@ -161,7 +161,7 @@ def test_a_reader_that_leaves_is_no_error(unbuffered: str) -> None:
     read, write = os.pipe()
     os.close(read)
     child = subprocess.run(
-        [sys.executable, "-m", "forerun.cli.main", "schema"],
+        [sys.executable, "-m", "forerun", "schema"],
         stdout=write,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": unbuffered},

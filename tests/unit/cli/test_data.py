@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cli.main import main
-from forerun.config.load import load
 from forerun.data.order.ledger import entries
-from forerun.resolve.job_corpus import open_corpus
-from forerun.resolve.resolve_model import resolve_model
 
 JOB = """\
 model: {layers: 1, embed: 32, heads: 2}
@@ -104,37 +101,3 @@ def test_a_run_on_a_damaged_store_ends_before_it_uses_the_damage(name: str, caps
     assert f"{file} is damaged" in capsys.readouterr().err
     metrics = Path("runs/run/metrics.jsonl")
     assert not metrics.exists() or "loss" not in metrics.read_text()
-
-
-def test_a_run_is_opened_again_on_an_old_store_and_after_its_upgrade(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run compares the digest of its data with the one that it began with."""
-    run = ["train", "job.yaml", "name=run", "data.ledger=true"]
-    assert main(run) == 0
-    digest = open_corpus(resolve_model(load("job.yaml", []).job)).digest
-    assert "checksums" not in capsys.readouterr().out
-    made_old(Path("store"))
-    assert main([*run, "steps=4"]) == 0  # a finished run would not open its data
-    assert capsys.readouterr().out.count("without checksums") == 1
-    assert open_corpus(resolve_model(load("job.yaml", []).job)).digest == digest
-    assert main(["data", "job.yaml", "--ledger", "runs/run/ledger.jsonl"]) == 0
-    assert capsys.readouterr().err.count("without checksums") == 1
-    assert main(["data", "job.yaml", "--verify"]) == 0
-    assert "were added" in capsys.readouterr().out
-    assert main([*run, "steps=5"]) == 0
-    assert "checksums" not in capsys.readouterr().out
-    assert open_corpus(resolve_model(load("job.yaml", []).job)).digest == digest
-    assert main(["data", "job.yaml", "--ledger", "runs/run/ledger.jsonl"]) == 0
-
-
-def made_old(root: Path) -> None:
-    """Remove all checksums of blocks, as in a store of the version before them."""
-    for file in root.rglob("*.sums"):
-        file.unlink()
-    for file in root.rglob("*.json"):
-        value = json.loads(file.read_bytes())
-        for one in (value, *value.get("units", [])):
-            one.pop("xxh3", None)
-            one.pop("blocks", None)
-        if "files" in value:
-            value["files"] = {name: about for name, about in value["files"].items() if not name.endswith(".sums")}
-        file.write_text(json.dumps(value))

@@ -18,7 +18,7 @@ HANG_SECONDS = 120
 
 
 def check(job: Path | str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "forerun.cli.main", "check", str(job)]
+    command = [sys.executable, "-m", "forerun", "check", str(job)]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
 
 

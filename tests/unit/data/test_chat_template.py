@@ -10,11 +10,10 @@ import pytest
 from error_assertions import assert_error
 
 from forerun.config.schema import Data
-from forerun.data.chat_template import thinking_variables
+from forerun.data.chat_template import chat_prompts, thinking_variables
 from forerun.data.corpus import Corpus, Dialect, open_corpus, recipe_of
 from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import ByteTokenizer
-from forerun.data.turns import chat_prompts
 from forerun.errors import UserError
 
 SWITCHED = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.config.schema import Data, Part
-from forerun.data.rendering import applies_template
+from forerun.data.corpus import applies_template
 from forerun.data.source.columns import FORMS
 from forerun.data.source.rows import SourceRow
 from forerun.data.source.sources import open_source

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from forerun.data import tokenizer_file
+from forerun.data import tokenizer
 from forerun.data.tokenizer import load_tokenizer
 from forerun.errors import UserError
 
@@ -95,7 +95,7 @@ def test_a_decoder_that_multiplies_texts_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("growing", [*PUBLISHED.values(), HOSTILE["regex"]])
 def test_no_text_grows_beyond_the_bound(growing: normalizers.Normalizer) -> None:
     text = "the e  `` '' ，;  \n eee"
-    bound = tokenizer_file.growth(json.loads(growing.__getstate__()))
+    bound = tokenizer.growth(json.loads(growing.__getstate__()))
     assert len(growing.normalize_str(text).encode()) <= bound * len(text.encode())
 
 
@@ -114,18 +114,18 @@ def test_a_vocabulary_beyond_the_limits_is_rejected(tmp_path: Path, change: Call
 
 def test_very_many_merges_are_rejected_before_they_are_parsed(tmp_path: Path) -> None:
     file = saved(byte_level(), tmp_path)
-    merges = ",".join(['["h","e"]'] * (tokenizer_file.MAX_VALUES // 3 + 1))
+    merges = ",".join(['["h","e"]'] * (tokenizer.MAX_VALUES // 3 + 1))
     file.write_text(file.read_text().replace('"merges": []', f'"merges": [{merges}]'))
-    assert file.stat().st_size < tokenizer_file.MAX_FILE_BYTES
+    assert file.stat().st_size < tokenizer.MAX_FILE_BYTES
     with pytest.raises(UserError) as caught:
         load_tokenizer(str(file))
-    assert str(tokenizer_file.MAX_VALUES) in caught.value.why
+    assert str(tokenizer.MAX_VALUES) in caught.value.why
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     with file.open("wb") as sparse:
-        sparse.truncate(tokenizer_file.MAX_FILE_BYTES + 1)
+        sparse.truncate(tokenizer.MAX_FILE_BYTES + 1)
     with pytest.raises(UserError) as caught:
         load_tokenizer(str(file))
     assert str(file) in caught.value.what

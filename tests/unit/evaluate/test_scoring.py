@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored_models as tiny
+from recording_reporter import RecordingReporter
 
 from forerun.errors import UserError
 from forerun.evaluate.scoring import Request, Score, Scorer, token_scores
@@ -79,11 +80,10 @@ def test_the_program_is_compiled_once_per_bucket() -> None:
 
 
 def test_progress_ends_at_all_of_them() -> None:
-    seen: list[tuple[int, int]] = []
-    scorer().token_logprobs(MIXED, lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[0] == (0, len(MIXED))
-    assert seen[-1] == (len(MIXED), len(MIXED))
+    reporter = RecordingReporter()
+    scorer().token_logprobs(MIXED, reporter)
+    assert reporter.updates == sorted(reporter.updates)
+    assert reporter.updates[-1] == (len(MIXED), len(MIXED))
     assert scorer().token_logprobs([]) == []
 
 

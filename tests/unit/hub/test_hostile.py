@@ -20,7 +20,7 @@ READER = """
 import json, sys, tracemalloc
 from pathlib import Path
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 
 def status_bytes(name):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))

@@ -167,14 +167,6 @@ def test_a_commit_that_is_here_needs_no_hub(repositories: Path, tmp_path: Path) 
         assert hub.requests == []
 
 
-def test_offline_without_a_copy(repositories: Path, tmp_path: Path) -> None:
-    with HubServer(repositories) as hub:
-        error = ask(environment(tmp_path / "home", hub.endpoint, HF_HUB_OFFLINE="1"))["error"]
-        assert f"{NAME} is not on this machine" in error
-        assert "HF_HUB_OFFLINE unset" in error
-        assert hub.requests == []
-
-
 def test_offline_with_only_the_small_files(repositories: Path, tmp_path: Path) -> None:
     with HubServer(repositories) as hub:
         ask(environment(tmp_path / "home", hub.endpoint), weights=False)
@@ -201,31 +193,29 @@ def test_a_gated_model(repositories: Path, tmp_path: Path, token: str | None, wo
         assert ask(environment(tmp_path / "home", hub.endpoint, HF_TOKEN="hf_right"))["tensors"]
 
 
-def test_a_token_that_has_expired(repositories: Path, tmp_path: Path) -> None:
-    with HubServer(repositories) as hub:
-        error = ask(environment(tmp_path / "home", hub.endpoint, HF_TOKEN=EXPIRED))["error"]
-        assert "does not let you read" in error
-        assert "401: the token is wrong, has expired" in error
-
-
-def test_a_hub_in_trouble(repositories: Path, tmp_path: Path) -> None:
-    with HubServer(repositories, broken=True) as hub:
-        error = ask(environment(tmp_path / "home", hub.endpoint))["error"]
-        assert f"could not serve {NAME}" in error
-        assert "it answered 500" in error
-
-
-def test_a_missing_revision(repositories: Path, tmp_path: Path) -> None:
-    with HubServer(repositories) as hub:
-        error = ask(environment(tmp_path / "home", hub.endpoint), revision="v9")["error"]
-        assert f"{NAME} has no revision 'v9'" in error
-
-
-def test_a_missing_model(repositories: Path, tmp_path: Path) -> None:
-    with HubServer(repositories) as hub:
-        error = ask(environment(tmp_path / "home", hub.endpoint), name="acme/tiny2")["error"]
-        assert "no model acme/tiny2" in error
-        assert "check the spelling of the name" in error
+@pytest.mark.parametrize(
+    ("server", "settings", "request_of", "code"),
+    [
+        ({}, {"HF_TOKEN": EXPIRED}, {}, "E-HUB-024"),
+        ({"broken": True}, {}, {}, "E-HUB-025"),
+        ({}, {}, {"revision": "v9"}, "E-HUB-018"),
+        ({}, {}, {"name": "acme/tiny2"}, "E-HUB-021"),
+        ({}, {"HF_HUB_OFFLINE": "1"}, {}, "E-HUB-023"),
+    ],
+    ids=["expired token", "hub in trouble", "missing revision", "missing model", "offline without a copy"],
+)
+def test_a_failure_has_a_code(
+    repositories: Path,
+    tmp_path: Path,
+    server: dict[str, Any],
+    settings: dict[str, str],
+    request_of: dict[str, str],
+    code: str,
+) -> None:
+    with HubServer(repositories, **server) as hub:
+        error = ask(environment(tmp_path / "home", hub.endpoint, **settings), **request_of)["error"]
+        assert f"[{code}]" in error
+        assert (hub.requests == []) == ("HF_HUB_OFFLINE" in settings)
 
 
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from error_assertions import assert_error
 from huggingface_hub import constants
 from huggingface_hub.utils import http_backoff
+from recording_reporter import RecordingReporter
 from upload_server import UploadServer
 
 from forerun.errors import UserError
@@ -60,7 +61,7 @@ def digest(name: str) -> str:
 
 def test_a_new_repository_is_private_and_has_all_files(hub: UploadServer, folder: Path) -> None:
     said: list[str] = []
-    done = push_folder(folder, "ada/model", message="Upload step 12", say=said.append)
+    done = push_folder(folder, "ada/model", message="Upload step 12", reporter=RecordingReporter(said))
     assert on_hub(hub) == FILES
     assert hub.visibility == {"ada/model": "private"}
     assert hub.messages == ["Upload step 12"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 from run_records import PageContent, metrics_rows, write_run
 
 from forerun.config.load import load
@@ -36,7 +37,7 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     folder = RunFolder(write_run(tmp_path / "run", metrics_rows()))
     job, told = load(folder.job).job, list[str]()
     (folder.path / "report.html").mkdir()
-    write_report(folder, job, told.append)
+    write_report(folder, job, RecordingReporter(told))
     assert len(told) == 1
     assert str(folder.path / "report.html") in told[0]
 
@@ -44,10 +45,10 @@ def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
 def test_a_stopped_run_with_many_rows_has_no_time_for_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(write_run(tmp_path / "run", metrics_rows()))
     job, told = load(folder.job).job, list[str]()
-    write_report(folder, job, told.append, stopped=True)
+    write_report(folder, job, RecordingReporter(told), stopped=True)
     assert (folder.path / "report.html").is_file()
     (folder.path / "report.html").unlink()
     monkeypatch.setattr(report_file, "MAX_STOPPED_BYTES", 100)
-    write_report(folder, job, told.append, stopped=True)
+    write_report(folder, job, RecordingReporter(told), stopped=True)
     assert not (folder.path / "report.html").exists()
     assert told == []

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore
@@ -311,7 +312,7 @@ def test_a_run_with_a_damaged_job_is_read_as_the_checkpoint_recorded_it(run: Res
     before = load_model(str(run.folder), device="cpu", devices=1)
     damage(run.folder / "job.yaml")
     told: list[str] = []
-    after = load_model(str(run.folder), device="cpu", devices=1, tell=told.append)
+    after = load_model(str(run.folder), device="cpu", devices=1, reporter=RecordingReporter(told))
     assert after.model == before.model
     assert len(told) == 1
     assert str(run.folder / "job.yaml") in told[0]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
@@ -28,8 +29,7 @@ GB = jax.ShapeDtypeStruct((250_000_000,), jnp.float32)
 def made(job: Job, last: int, told: list[str] | None = None, first: int = 0, arrays: int = 1) -> SaveSchedule:
     state = [GB] * arrays
     program: Any = SimpleNamespace(state=state, saved=lambda state: state)
-    say = [].append if told is None else told.append
-    return SaveSchedule(ResolvedJob(job), program, first, last, say, say)
+    return SaveSchedule(ResolvedJob(job), program, first, last, RecordingReporter(told))
 
 
 def saved_at(

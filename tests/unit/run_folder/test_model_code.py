@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.models.plugin import import_plugin, job_folder, use_job_folder
+from forerun.reporter import SILENT
 from forerun.run_folder.model_code import CODE, record_code, use_code_of
 from forerun.run_folder.run_folder import RunFolder
 
@@ -48,14 +50,14 @@ def start(place: Path) -> list[str]:
     forget()
     use_job_folder(place / "job")
     import_plugin("own_net_probe")
-    record_code(RunFolder(place / "run"), JOB, told.append, told.append)
+    record_code(RunFolder(place / "run"), JOB, RecordingReporter(told))
     forget()
     return told
 
 
 def use(run: Path, given: str | None = None) -> list[str]:
     told: list[str] = []
-    use_code_of(str(run), RunFolder(run), JOB, given, told.append)
+    use_code_of(str(run), RunFolder(run), JOB, given, RecordingReporter(told))
     return told
 
 
@@ -126,6 +128,6 @@ def test_code_that_is_gone_is_asked_for(place: Path) -> None:
 def test_a_model_of_ours_takes_no_code(place: Path) -> None:
     job = JOB.model_copy(update={"model": JOB.model.model_copy(update={"name": None})})
     for known in (job, None):
-        use_code_of("run", RunFolder(place / "run"), known, None, lambda text: None)
+        use_code_of("run", RunFolder(place / "run"), known, None, SILENT)
         with pytest.raises(UserError):
-            use_code_of("run", RunFolder(place / "run"), known, str(place / "job"), lambda text: None)
+            use_code_of("run", RunFolder(place / "run"), known, str(place / "job"), SILENT)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.load import load
@@ -99,7 +100,7 @@ def test_an_empty_job_without_a_checkpoint_is_written_again(make_job: MakeJob, c
     """A power loss can leave such a file."""
     folder, told = open_folder(make_job(), fresh=False), list[str]()
     folder.job.write_bytes(content)
-    assert load(open_folder(make_job(), fresh=False, tell=told.append).job).job == make_job()
+    assert load(open_folder(make_job(), fresh=False, reporter=RecordingReporter(told)).job).job == make_job()
     assert len(told) == 1
     assert str(folder.job) in told[0]
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.data.order.ledger import Ledger, entries
-from forerun.reporter import LineReporter
+from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.run import train as loop
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.saved_files import LEDGER, METRICS, record_of, saved_files
@@ -28,19 +29,17 @@ STATE = {"x": jnp.ones(4)}
 EVERY = 2
 
 
-def train_to(
-    job: Job, folder: RunFolder, checkpoints: str, last: int, tell: Callable[[str], None], machine: str
-) -> int:
+def train_to(job: Job, folder: RunFolder, checkpoints: str, last: int, reporter: Reporter, machine: str) -> int:
     """Stand in for a process that trains to the step `last`, with a save every second step. Return its first step."""
-    restore_files(checkpoints, folder, tell)
+    restore_files(checkpoints, folder, reporter)
     with CheckpointStore(checkpoints, keep=2) as store:
         first = store.newest() or 0
         before = saved_files(store, first)
         with (
-            MetricsLog(folder.metrics, resume_at=first, seals=before.seals(METRICS), tell=tell) as metrics,
-            Ledger(folder.ledger, first + 1, seals=before.seals(LEDGER), tell=tell) as ledger,
+            MetricsLog(folder.metrics, resume_at=first, seals=before.seals(METRICS), reporter=reporter) as metrics,
+            Ledger(folder.ledger, first + 1, seals=before.seals(LEDGER), reporter=reporter) as ledger,
         ):
-            events = EventLog(folder.events, tell)
+            events = EventLog(folder.events, reporter)
             events.write({"event": "start", "session": events.session, "machine": machine})
             stored = StoredFiles(folder, before, {METRICS: metrics, LEDGER: ledger}, events)
             for step in range(first + 1, last + 1):
@@ -61,7 +60,9 @@ def run(make_job: MakeJob, tmp_path: Path) -> Callable[..., tuple[int, list[str]
 
     def run(machine: str, last: int) -> tuple[int, list[str]]:
         told: list[str] = []
-        return train_to(job, RunFolder(tmp_path / machine), str(tmp_path / "shared"), last, told.append, machine), told
+        return train_to(
+            job, RunFolder(tmp_path / machine), str(tmp_path / "shared"), last, RecordingReporter(told), machine
+        ), told
 
     return run
 
@@ -143,11 +144,11 @@ def test_the_summary_is_stored_once_and_restored(run: Callable[..., tuple[int, l
         with CheckpointStore(checkpoints, keep=2) as store:
             store_summary(checkpoints, store, here)
     assert len(list((tmp_path / "shared" / "files").glob("summary-*"))) == 1
-    restore_files(checkpoints, there, [].append)
+    restore_files(checkpoints, there, SILENT)
     assert read_summary(there, 6) == {"steps": 6, "train_seconds": 1.5}
     assert read_summary(there, 8) is None
     run("b", 8)
-    restore_files(checkpoints, RunFolder(tmp_path / "c"), [].append)
+    restore_files(checkpoints, RunFolder(tmp_path / "c"), SILENT)
     assert not (tmp_path / "c" / "summary.json").exists(), "the summary is of step 6, and the newest is step 8"
 
 

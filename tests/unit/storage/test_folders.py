@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from emulated_buckets import EmulatedBuckets, emulated_buckets
+from recording_reporter import RecordingReporter
 
 from forerun.errors import UserError
 from forerun.storage import bucket as module
@@ -228,7 +229,7 @@ def test_created_once_if_the_content_is_equal(kind: str, buckets: EmulatedBucket
 
 def test_temporary_errors_of_a_call_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    folder = BucketFolder("s3://bucket/a", RetrySchedule(first_seconds=0.0), lines.append)
+    folder = BucketFolder("s3://bucket/a", RetrySchedule(first_seconds=0.0), RecordingReporter(lines))
     errors = iter([ValueError("ABORTED: All retry attempts failed"), TimeoutError("read")])
 
     def call() -> str:

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.cli.main import main
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 from forerun.supervise import run_lock
 from forerun.supervise.run_lock import acquire, holder_of, lock_file, owned
 
@@ -25,8 +27,9 @@ SOURCE = Path(__file__).resolve().parents[3] / "src"
 HOLD = """
 import sys
 from pathlib import Path
+from forerun.reporter import SILENT
 from forerun.supervise.run_lock import owned
-with owned(Path(sys.argv[1]), take_over="over" in sys.argv, tell=lambda text: None):
+with owned(Path(sys.argv[1]), take_over="over" in sys.argv, reporter=SILENT):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -54,14 +57,14 @@ def test_a_live_process_is_named_and_a_killed_one_is_not_in_the_way(tmp_path: Pa
     run = tmp_path / "runs" / "one"
     with other_process(run) as process:
         with pytest.raises(UserError) as refused:
-            acquire(run, take_over=False, tell=nothing)
+            acquire(run, take_over=False, reporter=SILENT)
         assert refused.value.exit_code == 2
         assert f"process {process.pid} on {socket.gethostname()}, started" in refused.value.why
         assert "--take-over" in refused.value.fix
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert lock_file(run).exists()  # left by the kill, and held by no process
-    with owned(run, take_over=False, tell=nothing):
+    with owned(run, take_over=False, reporter=SILENT):
         holder = holder_of(lock_file(run))
         assert holder is not None
         assert holder.pid == os.getpid()
@@ -69,29 +72,29 @@ def test_a_live_process_is_named_and_a_killed_one_is_not_in_the_way(tmp_path: Pa
 
 
 def test_another_run_of_the_same_folder_is_free(tmp_path: Path) -> None:
-    with other_process(tmp_path / "one"), owned(tmp_path / "two", take_over=False, tell=nothing):
+    with other_process(tmp_path / "one"), owned(tmp_path / "two", take_over=False, reporter=SILENT):
         pass
 
 
 def test_a_run_that_was_taken_over_belongs_to_the_second(tmp_path: Path) -> None:
     run, told = tmp_path / "one", list[str]()
     with other_process(run) as first:
-        mine = acquire(run, take_over=True, tell=told.append)
+        mine = acquire(run, take_over=True, reporter=RecordingReporter(told))
         assert f"process {first.pid}" in told[0]
         with pytest.raises(UserError, match="E-HOSTS-023"):  # by this process now, not by the first
-            acquire(run, take_over=False, tell=nothing)
+            acquire(run, take_over=False, reporter=SILENT)
         assert first.stdin is not None
         first.stdin.close()  # the end of the first does not free the run
         first.wait()
     with pytest.raises(UserError) as refused:
-        acquire(run, take_over=False, tell=nothing)
+        acquire(run, take_over=False, reporter=SILENT)
     assert f"process {os.getpid()} " in refused.value.why
     mine.release()
-    acquire(run, take_over=False, tell=nothing).release()
+    acquire(run, take_over=False, reporter=SILENT).release()
 
 
 def test_a_folder_that_was_made_for_the_lock_alone_is_removed(tmp_path: Path) -> None:
-    with owned(tmp_path / "runs" / "one", take_over=False, tell=nothing):
+    with owned(tmp_path / "runs" / "one", take_over=False, reporter=SILENT):
         assert (tmp_path / "runs").is_dir()
     assert list(tmp_path.iterdir()) == []
 
@@ -105,17 +108,17 @@ def test_without_locks_a_recent_beat_counts(tmp_path: Path, monkeypatch: pytest.
     file = lock_file(run)
     file.write_text(json.dumps({"pid": 77, "host": "elsewhere", "started": time.time() - 7200}), "utf-8")
     with pytest.raises(UserError) as refused:
-        acquire(run, take_over=False, tell=nothing)
+        acquire(run, take_over=False, reporter=SILENT)
     assert "process 77 on elsewhere, another host, started 2 h" in refused.value.why
     os.utime(file, (0, time.time() - 2 * run_lock.LOST_SECONDS))
-    acquire(run, take_over=False, tell=told.append).release()
+    acquire(run, take_over=False, reporter=RecordingReporter(told)).release()
     assert len(told) == 1
 
 
 def test_a_place_that_cannot_hold_runs_is_the_users_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(UserError, match="E-HOSTS-022"):
-        acquire(tmp_path / "file" / "one", take_over=False, tell=nothing)
+        acquire(tmp_path / "file" / "one", take_over=False, reporter=SILENT)
 
 
 @pytest.mark.parametrize("words", [(), ("--supervise",), ("--fresh",)])

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from jax._src.clusters.cloud_tpu_cluster import GkeTpuCluster
+from recording_reporter import FailingReporter, RecordingReporter
 
 from forerun.errors import StorageError, UserError
 from forerun.hardware import maintenance_notice
@@ -111,7 +112,7 @@ def test_a_damaged_number_of_attempts_is_restored_from_the_log(tmp_path: Path, c
     with (tmp_path / "supervise" / "log.jsonl").open("ab") as log:
         log.write(b"\xff[1]\n[]\n{")
     (tmp_path / "supervise" / "attempt").write_bytes(content)
-    owner = Owner(tmp_path, told.append)
+    owner = Owner(tmp_path, RecordingReporter(told))
     assert owner.next_attempt() > 3
     owner.release()
     assert len(told) == 1
@@ -169,21 +170,23 @@ def test_the_lock_of_a_dead_process_is_removed_and_a_live_one_named(tmp_path: Pa
     (proc / "77" / "fd").mkdir(parents=True)
     (proc / "77" / "cmdline").write_bytes(b"python\0train.py")
     lock.touch()
-    require_free_tpu(said.append, lock, proc, attached=lambda: None)
+    require_free_tpu(RecordingReporter(said), lock, proc, attached=lambda: None)
     assert lock.exists()
     (proc / "77" / "fd" / "3").symlink_to(lock)
     with pytest.raises(UserError, match=r"77.*E-HOSTS-005") as caught:
-        require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")
+        require_free_tpu(RecordingReporter(said), lock, proc, attached=lambda: "/dev/accel0")
     assert "python train.py" in caught.value.why
     assert lock.exists()
     (proc / "77" / "fd" / "3").unlink()
     own = proc / str(os.getpid()) / "fd"
     own.mkdir(parents=True)
     (own / "3").symlink_to(lock)
-    require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")  # an earlier run of this process
+    require_free_tpu(
+        RecordingReporter(said), lock, proc, attached=lambda: "/dev/accel0"
+    )  # an earlier run of this process
     assert lock.exists()
     (own / "3").unlink()
-    require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")
+    require_free_tpu(RecordingReporter(said), lock, proc, attached=lambda: "/dev/accel0")
     assert not lock.exists()
     assert len(said) == 1
 
@@ -192,10 +195,10 @@ def test_a_process_with_some_chips_does_not_ask_for_the_whole_tpu(monkeypatch: p
     """The processes of a parallel sweep share a TPU, each with its own chips."""
     asked: list[str] = []
     machine = SimpleNamespace(absence=asked.append, attached_tpu=lambda: None)
-    require_free_tpu_for("tpu", pytest.fail, machine=machine)
+    require_free_tpu_for("tpu", FailingReporter(), machine=machine)
     assert asked == ["tpu"]
     monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
-    require_free_tpu_for("tpu", pytest.fail, machine=machine)
+    require_free_tpu_for("tpu", FailingReporter(), machine=machine)
     assert asked == ["tpu"]
 
 

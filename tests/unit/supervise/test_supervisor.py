@@ -139,7 +139,7 @@ def test_a_spare_that_died_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_hosts_and_workers_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console("supervisor")
-    console.say("lost host 1 (\x1b]0;owned\x07) at http://me:SECRET@host")
+    console.info("lost host 1 (\x1b]0;owned\x07) at http://me:SECRET@host")
     worker = "é \x1b[2J \u202e http://host/?token=SECRET\n".encode() + b"\xff\n"
     for byte in worker[:4], worker[4:]:
         console.write(byte)

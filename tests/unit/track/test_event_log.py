@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recording_reporter import RecordingReporter
 
+from forerun.reporter import SILENT, Reporter
 from forerun.track.event_log import EventLog, read_events
 
 OpenLog = Callable[..., EventLog]
@@ -20,8 +22,8 @@ def open_log() -> Iterator[OpenLog]:
     """Opens logs that are closed after the test."""
     with ExitStack() as closing:
 
-        def opened(path: Path, tell: Callable[[str], None] = lambda text: None) -> EventLog:
-            log = EventLog(path, tell)
+        def opened(path: Path, reporter: Reporter = SILENT) -> EventLog:
+            log = EventLog(path, reporter)
             closing.callback(log.close)
             return log
 
@@ -66,7 +68,7 @@ def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, open_log: OpenLog) -> None:
     told: list[str] = []
-    log = open_log(tmp_path / "missing" / "events.jsonl", told.append)
+    log = open_log(tmp_path / "missing" / "events.jsonl", RecordingReporter(told))
     log.write({"event": "start"})
     assert len(told) == 1
     assert log.seal(1) is None
@@ -93,7 +95,7 @@ class FullDisk:
 def test_a_full_disk_does_not_raise_and_later_lines_are_whole(tmp_path: Path, open_log: OpenLog) -> None:
     told: list[str] = []
     path = tmp_path / "events.jsonl"
-    log = open_log(path, told.append)
+    log = open_log(path, RecordingReporter(told))
     disk: Any = FullDisk(path, room=5)
     log.close()
     log._file = disk

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow_server import MlflowServer
+from recording_reporter import FailingReporter, RecordingReporter
 
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 from forerun.track import forwarder
 from forerun.track.backends import mlflow
 from forerun.track.backends.job_trackers import trackers_of
@@ -81,7 +83,7 @@ def test_every_row_once_and_in_order_though_the_server_fails(
     metrics, told = tmp_path / "metrics.jsonl", list[str]()
     job = job_of(tmp_path, "track=mlflow", f"track.url={url}")
     switch(made, mode if first == 1 else "")
-    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, told.append):
+    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, RecordingReporter(told)):
         write(log, 1, first - 1)
         before = 2 * max(first - 2, 0)  # a step is sent when a later one is there
         until(lambda: len(made.rows()) == before)
@@ -105,7 +107,7 @@ def test_what_was_not_delivered_is_told_and_sent_by_the_next_start(
     made, url = server
     metrics, told = tmp_path / "metrics.jsonl", list[str]()
     job = job_of(tmp_path, "track=mlflow", f"track.url={url}")
-    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, told.append):
+    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, RecordingReporter(told)):
         write(log, 1, 10)
         until(lambda: len(made.rows()) == 18)
         switch(made, "hang")
@@ -113,7 +115,7 @@ def test_what_was_not_delivered_is_told_and_sent_by_the_next_start(
     assert told[-1].startswith("mlflow does not have all rows, the last delivered step is 9 (")
     assert "the same command sends the rest" in told[-1]
     switch(made, "")
-    with MetricsLog(metrics, resume_at=LAST), tracking(job, metrics, LAST, told.append):
+    with MetricsLog(metrics, resume_at=LAST), tracking(job, metrics, LAST, RecordingReporter(told)):
         pass
     assert made.rows() == expected()
     assert len(made.runs) == 1
@@ -124,14 +126,14 @@ def test_steps_that_a_resumed_run_repeats_are_not_sent_twice(tmp_path: Path, ser
     made, url = server
     metrics = tmp_path / "metrics.jsonl"
     job = job_of(tmp_path, "track=mlflow", f"track.url={url}")
-    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, lambda text: None):
+    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, SILENT):
         write(log, 1, 20)
     assert [run["status"] for run in made.runs.values()] == ["KILLED"]
     cursor = tmp_path / "tracked.json"
     written = json.loads(cursor.read_text())
     assert written["steps"] == {"mlflow": 20}
     cursor.write_text(json.dumps({**written, "steps": {"mlflow": 3}}))
-    with MetricsLog(metrics, resume_at=12) as log, tracking(job, metrics, LAST, lambda text: None):
+    with MetricsLog(metrics, resume_at=12) as log, tracking(job, metrics, LAST, SILENT):
         write(log, 13, LAST)
     assert made.rows() == expected()
 
@@ -140,7 +142,7 @@ def test_all_lines_of_a_step_are_sent_together(tmp_path: Path, server: tuple[Mlf
     made, url = server
     metrics = tmp_path / "metrics.jsonl"
     job = job_of(tmp_path, "track=mlflow", f"track.url={url}")
-    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, pytest.fail):
+    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, FailingReporter()):
         for step in (1, 2, 3):
             log.write(step, loss=float(step))
             time.sleep(0.05)
@@ -160,13 +162,13 @@ def test_a_server_that_is_not_there_costs_a_second_at_the_end(
         metrics, told = tmp_path / "metrics.jsonl", list[str]()
         with (
             MetricsLog(metrics) as log,
-            tracking(job_of(tmp_path, "track=mlflow", f"track.url={url}"), metrics, LAST, told.append),
+            tracking(job_of(tmp_path, "track=mlflow", f"track.url={url}"), metrics, LAST, RecordingReporter(told)),
         ):
             write(log, 1, LAST)
         assert any("nothing was delivered" in text for text in told)
     monkeypatch.setattr(forwarder, "END_SECONDS", PATIENCE_SECONDS)
     made, url = server
-    with tracking(job_of(tmp_path, "track=mlflow", f"track.url={url}"), metrics, LAST, told.append):
+    with tracking(job_of(tmp_path, "track=mlflow", f"track.url={url}"), metrics, LAST, RecordingReporter(told)):
         pass
     assert made.rows() == expected()
     assert made.authorizations == {"Bearer geheim"}
@@ -179,7 +181,7 @@ def test_event_files_hold_every_row_once_over_a_restart(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     job = job_of(tmp_path, "track=tensorboard")
     for first, last in ((0, 20), (12, LAST)):
-        with MetricsLog(metrics, resume_at=first) as log, tracking(job, metrics, LAST, pytest.fail):
+        with MetricsLog(metrics, resume_at=first) as log, tracking(job, metrics, LAST, FailingReporter()):
             write(log, first + 1, last)
         (tmp_path / "tracked.json").unlink()
     read = loader.EventAccumulator(str(tmp_path / "tensorboard"))
@@ -194,7 +196,7 @@ def test_samples_are_texts_in_tensorboard_and_no_metrics_of_mlflow(
     made, url = server
     metrics = tmp_path / "metrics.jsonl"
     job = job_of(tmp_path, "track.to=[tensorboard,mlflow]", f"track.url={url}")
-    with MetricsLog(metrics) as log, tracking(job, metrics, 2, pytest.fail):
+    with MetricsLog(metrics) as log, tracking(job, metrics, 2, FailingReporter()):
         for step in (1, 2):
             log.write(step, loss=1.5)
             log.write(step, samples=[{"prompt": "Alice", "text": f"<was>\n*{step}*"}])
@@ -228,7 +230,7 @@ def test_all_trackers_receive_the_rates_and_the_memory(
     monkeypatch.setitem(sys.modules, "row_keeper", SimpleNamespace(Keeper=keeper))
     job = job_of(tmp_path, "track.to=[tensorboard,mlflow,row_keeper:Keeper]", f"track.url={url}")
     metrics = tmp_path / "metrics.jsonl"
-    with MetricsLog(metrics) as log, tracking(job, metrics, 1, pytest.fail):
+    with MetricsLog(metrics) as log, tracking(job, metrics, 1, FailingReporter()):
         log.write(1, **RATES)
     assert {key: value for key, _, value in made.rows()} == pytest.approx(RATES)
     assert {key: taken[0][key] for key in RATES} == RATES
@@ -263,7 +265,7 @@ def test_a_tracker_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     job = job_of(tmp_path, "track=own_tracker:Own")
     told: list[str] = []
     for first, last in ((0, 20), (12, LAST)):
-        with MetricsLog(metrics, resume_at=first) as log, tracking(job, metrics, LAST, told.append):
+        with MetricsLog(metrics, resume_at=first) as log, tracking(job, metrics, LAST, RecordingReporter(told)):
             write(log, first + 1, last)
     assert [row["step"] for row in TAKEN] == list(range(1, LAST + 1))
     assert "not yet" in told[0]
@@ -290,7 +292,7 @@ def test_a_broken_line_is_not_sent_and_stops_nothing(tmp_path: Path, server: tup
     made, url = server
     metrics, told = tmp_path / "metrics.jsonl", list[str]()
     job = job_of(tmp_path, "track=mlflow", f"track.url={url}")
-    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, told.append):
+    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, RecordingReporter(told)):
         write(log, 1, 10)
         log.append(b"\xff garbage\n[1]\n" + bytes(9) + b"\n")
         write(log, 11, LAST)
@@ -304,7 +306,7 @@ def test_a_broken_line_is_not_sent_and_stops_nothing(tmp_path: Path, server: tup
 def test_a_damaged_cursor_is_reported_and_written_again(tmp_path: Path, content: str) -> None:
     path, told = tmp_path / "tracked.json", list[str]()
     path.write_text(content)
-    made = forwarder.Cursor(path, told.append)
+    made = forwarder.Cursor(path, RecordingReporter(told))
     assert (len(made.token), made.step("mlflow"), len(told)) == (32, 0, 1)
-    assert forwarder.Cursor(path, told.append).token == made.token
+    assert forwarder.Cursor(path, RecordingReporter(told)).token == made.token
     assert len(told) == 1

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.track.skips import SkipFile
 
@@ -25,7 +26,7 @@ def test_a_line_torn_by_a_kill_is_not_there_and_not_in_the_way(tmp_path: Path) -
     file, told = tmp_path / "skips.jsonl", list[str]()
     opened(file).add(8, "why")
     file.write_bytes(file.read_bytes() + b'{"step": 9, "wh')
-    assert opened(file, tell=told.append).known == {8: "why"}
+    assert opened(file, reporter=RecordingReporter(told)).known == {8: "why"}
     opened(file).add(10, "why not")
     assert opened(file).known == {8: "why", 10: "why not"}
     assert told == []
@@ -46,12 +47,12 @@ def test_steps_up_to_the_checkpoint_come_from_it_and_later_ones_from_the_file(tm
     skips = opened(file)
     for step in (2, 3, 8):
         skips.add(step, "why")
-    again = opened(file, step=5, saved={3: "why", 4: "why"}, tell=told.append)
+    again = opened(file, step=5, saved={3: "why", 4: "why"}, reporter=RecordingReporter(told))
     assert again.known == {3: "why", 4: "why", 8: "why"}
     [text] = told
     assert "4 are restored" in text
     assert "2 are removed" in text
-    assert opened(file, step=5, saved={3: "why", 4: "why"}, tell=told.append).known == again.known
+    assert opened(file, step=5, saved={3: "why", 4: "why"}, reporter=RecordingReporter(told)).known == again.known
     assert len(told) == 1
 
 
@@ -71,7 +72,7 @@ def test_a_line_that_this_run_did_not_write_is_removed(tmp_path: Path, forged: d
     opened(file).add(8, "why")
     before = file.read_bytes()
     file.write_bytes(before + json.dumps(forged).encode() + b"\n")
-    assert opened(file, tell=told.append).known == {8: "why"}
+    assert opened(file, reporter=RecordingReporter(told)).known == {8: "why"}
     assert file.read_bytes() == before
     assert len(told) == 1
 
@@ -81,6 +82,6 @@ def test_a_changed_line_and_one_of_another_run_are_removed(tmp_path: Path) -> No
     opened(file).add(8, "why")
     opened(other, identity="another run").add(9, "why")
     file.write_bytes(file.read_bytes().replace(b"8", b"7", 1) + other.read_bytes())
-    assert opened(file, tell=told.append).known == {}
+    assert opened(file, reporter=RecordingReporter(told)).known == {}
     [text] = told
     assert "7, 9" in text

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from forerun.config.load import load
+from forerun.data.chat_template import turn_end
 from forerun.data.tokenizer import checkpoint_tokenizer, load_tokenizer
-from forerun.data.turns import turn_end
 from forerun.errors import UserError
 from forerun.hub.chat.template import CHATML
 from forerun.hub.snapshot import snapshot

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.cli.main import main
 from forerun.data.tokenizer import ByteTokenizer
@@ -62,10 +63,8 @@ def test_the_loss_of_two_documents(tmp_path: Path, shape: MeshShape) -> None:
     texts = ["The mill stands by the river, — and stood.", "x"]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
-    seen: list[tuple[int, int]] = []
-    report = evaluate_text(
-        loaded(shape), str(tmp_path), context=CONTEXT, rows=2, progress=lambda *done: seen.append(done)
-    )
+    reporter = RecordingReporter()
+    report = evaluate_text(loaded(shape), str(tmp_path), context=CONTEXT, rows=2, reporter=reporter)
     ids = [[*text.encode(), 256] for text in texts]
     assert len(ids[0]) == 45, "the second document begins inside the third row"
     predicted = sum(len(document) - 1 for document in ids)
@@ -73,7 +72,7 @@ def test_the_loss_of_two_documents(tmp_path: Path, shape: MeshShape) -> None:
     wanted = sum(nats(loaded().params, document) for document in ids)
     assert report.result.nats == pytest.approx(wanted, rel=1e-5)
     assert report.result.text_bytes == 44 + 1 - 2, "the first byte of each is given"
-    assert seen[-1] == (3, 3)
+    assert reporter.updates[-1] == (3, 3)
 
 
 def test_a_text_shorter_than_the_context_is_one_row(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from recording_reporter import RecordingReporter
 from safetensors.numpy import load_file, save_file
 
 from forerun.config.load import load
@@ -55,7 +56,7 @@ def base(scratch: Path) -> Path:
 def test_a_second_export_into_a_folder_is_refused_before_it_reads_weights(scratch: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with reserved(tmp_path / "out"), pytest.raises(UserError) as error:
-        export(str(scratch), str(tmp_path / "out"), say=said.append)
+        export(str(scratch), str(tmp_path / "out"), reporter=RecordingReporter(said))
     assert error.value.code == "E-RUN-091"
     assert not any("weights" in line for line in said)
     assert list(tmp_path.iterdir()) == []

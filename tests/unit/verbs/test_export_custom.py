@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from error_assertions import assert_error
+from recording_reporter import RecordingReporter
 from safetensors.numpy import load_file, save_file
 
 from forerun.cli.main import main
@@ -141,7 +142,7 @@ def test_the_export_computes_the_logits_of_the_run(exported: Path, run: Path, pl
     ours = load_model(str(run))
     forget()
     told: list[str] = []
-    theirs = load_model(str(exported), code=str(place / "job"), tell=told.append)
+    theirs = load_model(str(exported), code=str(place / "job"), reporter=RecordingReporter(told))
     assert told == []
     np.testing.assert_array_equal(logits(theirs), logits(ours))
     assert theirs.chat_template == ours.chat_template
@@ -183,14 +184,14 @@ def test_changed_source_is_reported_by_export_and_by_every_user_of_it(
     shutil.copytree(place / "job", tmp_path / "changed")
     (tmp_path / "changed" / "exported_sizes.py").write_text("WIDTH = 8  # as before\n")
     said: list[str] = []
-    export(str(run), str(tmp_path / "out"), code=str(tmp_path / "changed"), say=said.append)
+    export(str(run), str(tmp_path / "out"), code=str(tmp_path / "changed"), reporter=RecordingReporter(said))
     forget()
     assert [line for line in said if "exported_sizes.py" in line and "exported_net" not in line]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["forerun"]["changed_since_training"] == ["exported_sizes.py"]
     assert "exported_sizes.py" in (tmp_path / "out" / "README.md").read_text()
     said.clear()
-    load_model(str(exported), code=str(tmp_path / "changed"), tell=said.append)
+    load_model(str(exported), code=str(tmp_path / "changed"), reporter=RecordingReporter(said))
     [line] = said
     assert "exported_sizes.py" in line
 

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.report.run_record import read_lines
+from forerun.reporter import SILENT
 from forerun.run_folder.run_folder import RunFolder
 from forerun.verbs.export.record import record_export
 from forerun.verbs.export.write_model import Exported
@@ -24,8 +26,8 @@ def exported(tmp_path: Path) -> Exported:
 
 def test_each_export_is_a_line(tmp_path: Path, exported: Exported) -> None:
     run, told = RunFolder(tmp_path), list[str]()
-    record_export(run, exported, told.append)
-    record_export(run, Exported(exported.folder, "proof", is_adapter=True, step=80), told.append)
+    record_export(run, exported, RecordingReporter(told))
+    record_export(run, Exported(exported.folder, "proof", is_adapter=True, step=80), RecordingReporter(told))
     rows = read_lines(tmp_path / "exports.jsonl")
     assert [(row["step"], row["format"], row["bytes"]) for row in rows] == [
         (60, "Hugging Face", 42),
@@ -38,12 +40,12 @@ def test_each_export_is_a_line(tmp_path: Path, exported: Exported) -> None:
 def test_a_list_that_cannot_be_written_is_a_warning(tmp_path: Path, exported: Exported) -> None:
     told = list[str]()
     (tmp_path / "exports.jsonl").mkdir()
-    record_export(RunFolder(tmp_path), exported, told.append)
+    record_export(RunFolder(tmp_path), exported, RecordingReporter(told))
     assert len(told) == 1
     assert str(tmp_path / "exports.jsonl") in told[0]
 
 
 def test_a_line_is_json_with_a_time(tmp_path: Path, exported: Exported) -> None:
-    record_export(RunFolder(tmp_path), exported, lambda text: None)
+    record_export(RunFolder(tmp_path), exported, SILENT)
     (line,) = (tmp_path / "exports.jsonl").read_text().splitlines()
     assert json.loads(line)["unix_seconds"] > 1.7e9

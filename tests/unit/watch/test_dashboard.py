@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from recording_reporter import CallingReporter, RecordingReporter
 from written_run import START, WrittenRun
 
 from forerun.cli.main import main
@@ -173,20 +174,20 @@ def test_once_prints_a_frame_and_a_pipe_gets_lines(run: WrittenRun, record: RunR
 def test_a_run_that_is_starting_is_waited_for(run: WrittenRun) -> None:
     job, said = run.path / "job.yaml", list[str]()
     text = job.read_text()
-    terminal.wait_for_start(FolderReader(run.path), threading.Event(), said.append)
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), RecordingReporter(said))
     job.unlink()
-    terminal.wait_for_start(FolderReader(run.path), threading.Event(), said.append)
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), RecordingReporter(said))
     assert said == []  # no process has the run
     run.lock()
 
     def start(said_text: str) -> None:
         job.write_text(text)
 
-    terminal.wait_for_start(FolderReader(run.path), threading.Event(), start)
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), CallingReporter(start))
     job.unlink()
     end = threading.Event()
     end.set()
-    terminal.wait_for_start(FolderReader(run.path), end, said.append)
+    terminal.wait_for_start(FolderReader(run.path), end, RecordingReporter(said))
     assert len(said) == 1
 
 

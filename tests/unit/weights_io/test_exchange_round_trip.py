@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.weights_io import blocks, leaves, write
 from forerun.weights_io.match import dtypes_of
 from forerun.weights_io.read import read_params
@@ -148,25 +148,3 @@ def test_arrays_may_be_donated(gpt2_checkpoint: Any, mesh: Mesh, save: Callable[
     for path, expected in gpt2_checkpoint.params(tensors).items():
         for shard in after[path].addressable_shards:
             assert np.array_equal(np.asarray(shard.data), expected[shard.index] + 1 + 1)
-
-
-def test_progress_ends_with_all_bytes(
-    gpt2_checkpoint: Any, one_device: Mesh, save: Callable[..., Path], tmp_path: Path
-) -> None:
-    tensors = gpt2_checkpoint.tensors("F32")
-    total = sum(value.nbytes for value in tensors.values())
-    seen: list[tuple[int, int]] = []
-    wanted = gpt2_checkpoint.wanted(one_device, jnp.float32)
-
-    def on_progress(done: int, of: int) -> None:
-        seen.append((done, of))
-
-    with open_weights(save(tensors)) as weights:
-        params = read_params(weights, gpt2_checkpoint.table, gpt2_checkpoint.model, wanted, on_progress)
-    assert len(seen) == len(tensors)
-    assert seen[-1] == (total, total)
-    assert seen == sorted(seen)
-    seen.clear()
-    write_params(tmp_path / "again", params, gpt2_checkpoint.table, gpt2_checkpoint.model, "F16", 10**9, on_progress)
-    assert seen[-1] == (total // 2, total // 2)
-    assert seen == sorted(seen)

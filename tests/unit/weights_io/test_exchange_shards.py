@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from safetensors import safe_open
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.weights_io.shards import Planned, Shards, header_bytes, shards_of
 from forerun.weights_io.write import write_params
 

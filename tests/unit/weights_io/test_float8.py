@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.hub.snapshot import snapshot
 from forerun.methods.job_warnings import warnings_of
 from forerun.models.pretrained import pretrained

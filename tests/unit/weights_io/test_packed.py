@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from forerun.config.methods.qat import Qat
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 from forerun.methods.qat import QatTransform
 from forerun.models.decoder_config import Gpt2Config
 from forerun.models.families import gpt2

@@ -34,11 +34,6 @@ def files_of(args: argparse.Namespace) -> RunFiles:
     return find_run(args.name, lambda: providers_of(args))
 
 
-def tell(text: str) -> None:
-    """Print a line about the command itself, apart from its output."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def agrees(question: str, *, yes: bool) -> bool:
     """Return whether the user agrees. Without a terminal, only `--yes` agrees."""
     from forerun.errors import UserError

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forerun.cli.cloud.connection import agrees, providers_of, tell
+from forerun.cli.cloud.connection import agrees, providers_of
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from forerun.cloud.provider import Resource
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     targets = removal_targets(chosen)
     _show(chosen, project)
-    tell("checkpoints and results stay in the bucket; forerun stop saves a checkpoint first")
+    LineReporter(sys.stderr).info("checkpoints and results stay in the bucket; forerun stop saves a checkpoint first")
     question = f"delete {_counted(len(targets), 'resource')}?" if targets else "end the runs without resources?"
     if not agrees(question, yes=args.yes):
         print("nothing is deleted")
@@ -52,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
     by_name = {one.name: one for one in project.providers}
     unread = {folder: why for folder, why in project.unread.items() if folder in folders_of(chosen)}
     damaged = [folder for folder, why in unread.items() if isinstance(why, DamagedEntry)]
-    result = take_down(targets, snapshots, by_name, project.now, tell, damaged)
+    result = take_down(targets, snapshots, by_name, project.now, LineReporter(sys.stderr), damaged)
     for folder, why in {**unread, **result.unrecorded}.items():
-        tell(f"warning: the record in {folder} is incomplete, so a controller that still runs may rent again: {why}")
+        LineReporter(sys.stderr).warn(
+            f"the record in {folder} is incomplete, so a controller that still runs may rent again: {why}"
+        )
     may_have_controller = unread or any(
         one.damaged or one.controller(project.now) is not None for one in snapshots.values()
     )
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         remaining = resources_of(name, resources)
         if time.monotonic() >= until:
             break
-        late = take_down(removal_targets(remaining), {}, by_name, project.now, tell)
+        late = take_down(removal_targets(remaining), {}, by_name, project.now, LineReporter(sys.stderr))
         deleted, failed = deleted | set(late.deleted), {**failed, **late.failed}
         time.sleep(POLL_SECONDS)
     require_removed(remaining, failed)
@@ -89,7 +93,7 @@ def _show(chosen: Sequence[Resource], project: ProjectState) -> None:
         console = SafeConsole()
         console.print(table(rows_of(chosen, project.snapshots, project.now), project.now, console.width))
     except Exception as error:  # no defect of the table may keep a machine alive
-        tell(f"warning: the table cannot be shown: {type(error).__name__}: {error}")
+        LineReporter(sys.stderr).warn(f"the table cannot be shown: {type(error).__name__}: {error}")
         for resource in chosen:
             print(f"{resource.kind} {resource.name} in {resource.zone}")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import TYPE_CHECKING
 
-from forerun.cli.cloud.connection import files_of, tell
+from forerun.cli.cloud.connection import files_of
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from forerun.cloud.record.host_log import LogReader
@@ -26,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     newest = snapshot.newest
     attempt = args.attempt or (newest.number if newest else None)
     if attempt is None and args.no_follow:
-        tell("the run has no slice yet")
+        LineReporter(sys.stderr).info("the run has no slice yet")
         return 0
     _require(snapshot, attempt, args.host)
     if args.no_follow:
@@ -55,7 +57,7 @@ def _follow(files: RunFiles, snapshot: RecordSnapshot, attempt: int | None, host
             attempt, reader = newest.number, None
             continue
         if is_over:
-            tell(_end_text(snapshot))
+            LineReporter(sys.stderr).info(_end_text(snapshot))
             return
         snapshot = _print_until_next_state(files, reader)
 
@@ -77,7 +79,7 @@ def _print_until_next_state(files: RunFiles, reader: LogReader | None) -> Record
             raise
         except (StorageError, OSError) as error:
             if pause == POLL_SECONDS:
-                tell(f"the bucket does not answer; trying again: {error}")
+                LineReporter(sys.stderr).info(f"the bucket does not answer; trying again: {error}")
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
@@ -91,7 +93,9 @@ def _open_log(files: RunFiles, snapshot: RecordSnapshot, attempt: int, host: int
     from forerun.cloud.record.host_log import LogReader
 
     option = snapshot.attempts[attempt].option
-    tell(f"--- attempt {attempt}: {option.slice} in {option.zone} ({option.capacity}), host {host}")
+    LineReporter(sys.stderr).info(
+        f"--- attempt {attempt}: {option.slice} in {option.zone} ({option.capacity}), host {host}"
+    )
     return LogReader(files, attempt, host)
 
 

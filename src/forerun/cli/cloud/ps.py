@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forerun.cli.cloud.connection import providers_of, tell
+from forerun.cli.cloud.connection import providers_of
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(rows, project, all_runs=args.all)
     for error in project.errors[1:]:
-        tell(f"warning: {error.what} [{error.code}]")
+        LineReporter(sys.stderr).warn(f"{error.what} [{error.code}]")
     if project.errors:
         raise project.errors[0]  # the list above is incomplete
     return 0

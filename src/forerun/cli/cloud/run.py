@@ -10,9 +10,10 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from forerun import interrupt
-from forerun.cli.cloud.connection import agrees, tell
+from forerun.cli.cloud.connection import agrees
 from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
     if begun.keeper and undamaged(files.finished()) is None:
         from forerun.cloud.keeper.keeper_start import start_keeper
 
-        start_keeper(begun, files, compute, local, delivery.identity, delivery.secrets, tell, time.sleep)
+        start_keeper(
+            begun, files, compute, local, delivery.identity, delivery.secrets, LineReporter(sys.stderr), time.sleep
+        )
         if args.no_wait:
             print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
             return 0
@@ -159,7 +162,9 @@ def delivery_for(
 
     rest = getattr(next(iter(providers.values())), "rest", None)  # machines of the user have no project
     project = None if rest is None else rest.project
-    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap, local=local)
+    return SshDelivery(
+        job_folder, identity_of(wanted.folder), project, LineReporter(sys.stderr), through_iap=through_iap, local=local
+    )
 
 
 def _trains(view: ControlView) -> bool:
@@ -191,7 +196,7 @@ def _print_outline(
     if len(wanted.options) > 6:
         print(f"  and {len(wanted.options) - 6} more zones, if these have no capacity")
     if wanted.device == "cpu":
-        tell("warning: the job has device: cpu, so the rented chips stay idle")
+        LineReporter(sys.stderr).warn("the job has device: cpu, so the rented chips stay idle")
     names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
@@ -201,7 +206,7 @@ def _print_outline(
     if wanted.max_usd is not None:
         planned = wanted.options[0].hours
         if planned is not None and planned * wanted.options[0].usd_per_hour > wanted.max_usd:
-            tell("warning: the plan costs more than the cap: the run will stop there with a checkpoint")
+            LineReporter(sys.stderr).warn("the plan costs more than the cap: the run will stop there with a checkpoint")
 
 
 def _question(wanted: CloudRun, spent_usd: float = 0.0) -> str:

@@ -9,8 +9,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.cloud.connection import tell
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +116,7 @@ def _planned_slices(names: Sequence[str]) -> list[str]:
             try:
                 compiler_for(slice_).require()
             except UserError as error:
-                tell(f"warning: {name} is not planned: {error.what}; {error.fix}")
+                LineReporter(sys.stderr).warn(f"{name} is not planned: {error.what}; {error.fix}")
                 return []
         found.append(slice_.name)
     return found
@@ -161,7 +161,7 @@ def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) 
             fix=f"--on {next(iter(rows))}",
         )
     for name in missing:
-        tell(f"warning: {name} is omitted: the job does not fit it")
+        LineReporter(sys.stderr).warn(f"{name} is omitted: the job does not fit it")
     return {name: rows[name] for name in order if name in rows}, found.job.steps
 
 

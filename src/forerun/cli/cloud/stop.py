@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from forerun.cli.cloud.connection import files_of, providers_of_run, tell
+from forerun.cli.cloud.connection import files_of, providers_of_run
+from forerun.reporter import LineReporter
 
 if TYPE_CHECKING:
     from forerun.cloud.control.actions import Action
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     providers = providers_of_run(args, snapshot)
     files.request_stop(StopEntry(cloud_time(tuple(providers.values()), time.time()), REASON))
-    tell("stop requested: the hosts save a checkpoint, then the slice is deleted")
+    LineReporter(sys.stderr).info("stop requested: the hosts save a checkpoint, then the slice is deleted")
     if args.no_wait:
         print("forerun ps shows the slice until it is deleted")
         return 0
@@ -104,5 +106,5 @@ class StopDisplay:
 
     def _tell(self, text: str) -> None:
         if text != self._last:
-            tell(text)
+            LineReporter(sys.stderr).info(text)
         self._last = text

@@ -10,6 +10,7 @@ from threading import Event
 from forerun import interrupt
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
+from forerun.reporter import LineReporter
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,13 +35,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     end = Event()
     with interrupt.cooperating(lambda seconds: end.set()):
-        wait_for_start(reader, end, lambda text: print(text, file=sys.stderr, flush=True))
+        wait_for_start(reader, end, LineReporter(sys.stderr))
         if end.is_set():
             return INTERRUPTED
         if args.web:
             from forerun.watch.web.server import serve
 
-            serve(reader, args.port or 0, end, lambda text: print(text, flush=True))
+            serve(reader, args.port or 0, end, LineReporter(sys.stdout))
         elif sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
             show_live(reader, SafeConsole(), end)
         else:

@@ -21,6 +21,7 @@ from forerun.cloud.record.entries import HostEntry
 from forerun.cloud.record.host_log import LogCopy
 from forerun.cloud.record.run_files import RunFiles
 from forerun.report.program_differences import program_of_run
+from forerun.reporter import Reporter
 
 T = TypeVar("T")
 NEVER = float("-inf")
@@ -81,7 +82,7 @@ class Agent:
       host: the index of this host.
       api: None for machines of the user, which are never deleted.
       notice: returns why the cloud will end this machine, or an empty string.
-      tell: writes a line to the agent's log.
+      reporter: writes a line to the agent's log.
       wall: this machine's clock.
       monotonic: the time since the boot of this machine.
       service: the training service; None: the one of systemd.
@@ -96,7 +97,7 @@ class Agent:
         host: int,
         api: SliceApi | None,
         notice: Callable[[], str],
-        tell: Callable[[str], None],
+        reporter: Reporter,
         times: AgentTimes = REAL_TIMES,
         *,
         wall: Callable[[], float] = time.time,
@@ -105,7 +106,7 @@ class Agent:
         start: Callable[[Callable[[], None], str], None] = start_thread,
     ) -> None:
         self._settings, self._layout = settings, layout
-        self._host, self._api, self._notice, self._tell, self._times = host, api, notice, tell, times
+        self._host, self._api, self._notice, self._reporter, self._times = host, api, notice, reporter, times
         self._wall, self._monotonic = wall, monotonic
         self._service = TrainingService(layout) if service is None else service
         self._clock = HostClock(
@@ -115,14 +116,20 @@ class Agent:
             file=layout.clock,
             boot=layout.boot_id(),
             first_answer_seconds=times.first_answer_seconds / times.speed,
-            tell=tell,
+            reporter=reporter,
         )
         logs = LogCopy(files, settings.attempt, host, layout.copied_logs, layout.log_position)
         every_seconds = times.report_seconds / times.speed
         self._link = BucketLink(
-            files, settings.attempt, settings.hosts, logs, every_seconds=every_seconds, tell=tell, monotonic=monotonic
+            files,
+            settings.attempt,
+            settings.hosts,
+            logs,
+            every_seconds=every_seconds,
+            reporter=reporter,
+            monotonic=monotonic,
         )
-        self._results = ResultStore(files, settings, layout, lambda: self._clock.now() or wall(), tell, start)
+        self._results = ResultStore(files, settings, layout, lambda: self._clock.now() or wall(), reporter, start)
         self._closed = threading.Event()
         self._ended: float | None = None  # monotonic
         self._last = HostDecision("")
@@ -172,7 +179,7 @@ class Agent:
         is_known = view.now > 0.0
         if is_known:
             if is_new:
-                self._tell(f"{decision.phase}{': ' if decision.detail else ''}{decision.detail}")
+                self._reporter.info(f"{decision.phase}{': ' if decision.detail else ''}{decision.detail}")
             self._link.report(
                 self._entry(view, decision),
                 is_new=is_new,
@@ -241,7 +248,7 @@ class Agent:
 
     def _report_problem(self, name: str, problem: str) -> None:
         if problem != self._problems.get(name, ""):
-            self._tell(f"{name}: {problem or 'works again'}")
+            self._reporter.info(f"{name}: {problem or 'works again'}")
         self._problems[name] = problem
 
     def _act(self, action: HostAction | None) -> None:
@@ -266,11 +273,11 @@ class Agent:
             if deadline is not None:
                 most = min(most, max(deadline - now - self._times.delete_margin_seconds, 0.0))
             self._link.flush(most / self._times.speed)
-        self._tell(f"delete {self._settings.resource} in {self._settings.zone}")
+        self._reporter.info(f"delete {self._settings.resource} in {self._settings.zone}")
         try:
             self._api.delete(self._settings.resource, self._settings.zone)
         except Exception as error:  # the agent tries again: a slice that is not deleted costs money
-            self._tell(f"delete: {type(error).__name__}: {error}")
+            self._reporter.info(f"delete: {type(error).__name__}: {error}")
 
     def _entry(self, view: HostView, decision: HostDecision) -> HostEntry:
         return HostEntry(
@@ -304,7 +311,7 @@ class Agent:
         """Ask the cloud for its time, and once for the start of billing. Return the seconds until the next call."""
         problem = "; ".join(filter(None, (self._clock.refresh(), self._ask_ready())))
         if problem != self._cloud_problem:
-            self._tell(f"API: {problem or 'answers'}")
+            self._reporter.info(f"API: {problem or 'answers'}")
         self._cloud_problem = problem
         # The hosts of a large slice ask less often: together, they must not use up the project's quota of requests.
         is_urgent = self._clock.is_contradicted
@@ -315,7 +322,7 @@ class Agent:
             try:
                 pause_seconds = self.ask_cloud()
             except Exception as error:  # nothing ends this thread
-                self._tell(f"clock: {type(error).__name__}: {error}")
+                self._reporter.info(f"clock: {type(error).__name__}: {error}")
                 pause_seconds = self._times.clock_seconds
             self._closed.wait(pause_seconds / self._times.speed)
 

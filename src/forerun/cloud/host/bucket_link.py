@@ -19,6 +19,7 @@ from forerun.cloud.record.host_log import LogCopy
 from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.report.program_differences import ProgramFacts
+from forerun.reporter import SILENT, Reporter
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class BucketLink:
 
     Args:
       every_seconds: the time between two exchanges.
-      tell: receives problems of the bucket and its files, each once.
+      reporter: receives problems of the bucket and its files, each once.
       monotonic: limits the time of `flush`.
     """
 
@@ -60,11 +61,11 @@ class BucketLink:
         logs: LogCopy,
         *,
         every_seconds: float = 5.0,
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files, self._attempt, self._hosts, self._logs = files, attempt, hosts, logs
-        self._every_seconds, self._tell, self._monotonic = every_seconds, tell, monotonic
+        self._every_seconds, self._reporter, self._monotonic = every_seconds, reporter, monotonic
         self._changed = threading.Condition()
         self._view = RecordView()
         self._report: HostEntry | None = None
@@ -154,7 +155,7 @@ class BucketLink:
             return not self._has_failed
 
     def _call(self, name: str, call: Callable[[], Iterable[DamagedEntry] | None]) -> None:
-        """Make one call, and tell about a new problem of it. `call` returns the damaged files that it ignored."""
+        """Make one call, and report a new problem of it. `call` returns the damaged files that it ignored."""
         try:
             problem = "; ".join(f"{entry}; it is ignored" for entry in call() or ())
         except Exception as error:  # the agent must survive whatever is wrong with a bucket
@@ -162,7 +163,7 @@ class BucketLink:
             with self._changed:
                 self._has_failed = True
         if problem != self._problems.get(name, ""):
-            self._tell(f"bucket: {name}: {problem or 'answers again'}")
+            self._reporter.info(f"bucket: {name}: {problem or 'answers again'}")
         self._problems[name] = problem
 
     def _publish(self, **changes: Any) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from forerun.cloud.record.entries import Seconds, Time, Word
 from forerun.cloud.record.read_entry import DamagedEntry, read_entry, write_entry
 from forerun.files import atomic_write
+from forerun.reporter import SILENT, Reporter
 
 JUMP_SECONDS = 60.0
 AGREEING_ANSWERS = 3
@@ -69,7 +70,7 @@ class HostClock:
       monotonic: the time since the boot of this machine.
       file: where the state is kept; None: nowhere.
       boot: the ID of this boot.
-      tell: receives what is ignored.
+      reporter: receives what is ignored.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class HostClock:
         file: Path | None = None,
         boot: str = "",
         first_answer_seconds: float = 60.0,
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
     ) -> None:
         self._ask, self._wall, self._monotonic = ask, wall, monotonic
-        self._file, self._boot, self._first_answer_seconds, self._tell = file, boot, first_answer_seconds, tell
+        self._file, self._boot, self._first_answer_seconds, self._reporter = file, boot, first_answer_seconds, reporter
         self._lock = threading.Lock()
         self._known: _Reading | None = None
         self._is_cloud = False  # the cloud has answered: its time replaces that of this machine
@@ -176,7 +177,7 @@ class HostClock:
         except OSError as error:
             trouble = f"{type(error).__name__}: {error}"
         if trouble != self._trouble:
-            self._tell(f"{self._file.name}: {trouble or 'can be written again'}")
+            self._reporter.info(f"{self._file.name}: {trouble or 'can be written again'}")
         self._trouble = trouble
 
     def _restore(self) -> None:
@@ -191,7 +192,7 @@ class HostClock:
         if isinstance(state, DamagedEntry):
             # forerun ran on this host before. The time since the boot is at most minutes more than what was lost.
             self._elapsed = self._since
-            self._tell(f"{state}; the time since the boot is used")
+            self._reporter.info(f"{state}; the time since the boot is used")
             return
         is_same_boot = state.boot == self._boot and state.monotonic <= self._since
         # After a reboot, the time of this boot is certain. An answer of the cloud adds the time before it.

@@ -14,6 +14,7 @@ from pathlib import Path
 from forerun.cloud.host.settings import AgentSettings, HostLayout
 from forerun.cloud.record.entries import FinishEntry
 from forerun.cloud.record.run_files import CLOUD_FOLDER, EXPORT_FOLDER, RunFiles
+from forerun.reporter import Reporter
 
 # The files of the run's folder that are stored for `forerun fetch`.
 RUN_FILES = ("job.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "skips.jsonl", "report.html", "program.json")
@@ -30,7 +31,7 @@ class ResultStore:
 
     Args:
       now: the cloud's clock.
-      tell: receives what is done, for the agent's log.
+      reporter: receives what is done, for the agent's log.
       start: runs a function in the background; it gets the function and a name.
     """
 
@@ -40,11 +41,11 @@ class ResultStore:
         settings: AgentSettings,
         layout: HostLayout,
         now: Callable[[], float],
-        tell: Callable[[str], None],
+        reporter: Reporter,
         start: Callable[[Callable[[], None], str], None] = start_thread,
     ) -> None:
         self._files, self._settings, self._layout = files, settings, layout
-        self._now, self._tell, self._start = now, tell, start
+        self._now, self._reporter, self._start = now, reporter, start
         self._process: subprocess.Popen[bytes] | None = None
         self._is_cancelled = self._is_running = False
         self.is_done = False
@@ -71,7 +72,7 @@ class ResultStore:
             self.store()
             self.is_done = not self._is_cancelled
         except Exception as error:  # for example, the bucket does not answer: the agent starts it again
-            self._tell(f"results: {type(error).__name__}: {error}")
+            self._reporter.info(f"results: {type(error).__name__}: {error}")
         finally:
             self._is_running = False
 
@@ -91,7 +92,7 @@ class ResultStore:
                 stored[f"{RUN_FOLDER}/{name}"] = self._put(f"{RUN_FOLDER}/{name}", run / name)
         if not self._is_cancelled:
             self._files.create_finished(FinishEntry(self._now(), self._settings.attempt, stored))
-            self._tell(f"results: stored {len(stored)} files")
+            self._reporter.info(f"results: stored {len(stored)} files")
 
     def _export(self, run: Path) -> bool:
         """Run `forerun export`. Return whether it succeeded. The checkpoints remain if it did not."""
@@ -106,7 +107,7 @@ class ResultStore:
             if self._is_cancelled:  # since the last check
                 self._process.kill()
             code = self._process.wait()
-        self._tell(f"results: forerun export ended with exit code {code}")
+        self._reporter.info(f"results: forerun export ended with exit code {code}")
         self.note = "" if code == 0 else f"forerun export ended with exit code {code}; the checkpoints are complete"
         return code == 0 and not self._is_cancelled
 

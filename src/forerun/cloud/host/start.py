@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
 from forerun.hardware.tpu_hosts import find_tpu_hosts
+from forerun.reporter import LogReporter
 
 SSH = "ssh"  # the provider of machines that belong to the user
 NOTICE_SECONDS = 1.0
@@ -30,7 +30,7 @@ def start_agent(settings_file: Path, root: Path, speed: float) -> int:
         host_index(settings),
         api_of(settings),
         notice.reason,
-        tell,
+        LogReporter(),
         AgentTimes(speed=speed),
     )
     return agent.run()
@@ -106,13 +106,8 @@ class NoticeWatch:
             try:
                 notice = maintenance_notice.announced(maintenance_notice.metadata_url())
             except Exception as error:  # nothing ends this thread
-                tell(f"notice: {type(error).__name__}: {error}")
+                LogReporter().info(f"notice: {type(error).__name__}: {error}")
                 notice = None
             if notice is not None:
                 self._reason = notice[0]
             time.sleep(self._every_seconds)
-
-
-def tell(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a full disk must not end the agent
-        print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)

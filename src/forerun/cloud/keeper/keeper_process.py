@@ -20,6 +20,7 @@ from forerun.cloud.record.read_entry import read_entry, require_undamaged, write
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.ssh.delivery import SshDelivery, secrets_in
 from forerun.errors import UserError
+from forerun.reporter import LogReporter, Reporter
 
 
 @dataclass(frozen=True)
@@ -55,31 +56,31 @@ RETRY_SECONDS = 60.0
 class KeeperLog:
     """Writes one line for each event, and for each new state."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._last = tell, ""
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self._last = reporter, ""
 
     def show(self, view: ControlView, action: Action) -> None:
         event = event_text(action)
         if event is not None:
-            self._tell(event)
+            self._reporter.info(event)
         elif isinstance(action, Pause) and action.why != self._last:
             self._last = action.why
-            self._tell(state_text(view))
+            self._reporter.info(state_text(view))
 
     def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         if lease.holder != self._last:
             self._last = lease.holder
-            self._tell(f"{lease.holder} controls the run")
+            self._reporter.info(f"{lease.holder} controls the run")
 
     def trouble(self, message: str) -> None:
-        self._tell(message)
+        self._reporter.info(message)
 
 
 def run_keeper(
     settings: KeeperSettings,
     providers: Mapping[str, Provider],
     delivery: JobDelivery,
-    tell: Callable[[str], None],
+    reporter: Reporter,
     sleep: Callable[[float], None] = time.sleep,
     files: RunFiles | None = None,
     ledger: RunLedger | None = None,
@@ -91,7 +92,7 @@ def run_keeper(
         files or RunFiles(settings.run.folder),
         providers,
         delivery,
-        KeeperLog(tell),
+        KeeperLog(reporter),
         f"{HOLDER}:{holder_name()}",
         settings.since,
         ledger,
@@ -101,15 +102,15 @@ def run_keeper(
         _, end = controller.follow(sleep)
         assert end is not None
     except UserError as error:  # nothing is rented but the keeper
-        tell(str(error))
+        reporter.info(str(error))
         end = EndRun(ENDED_FAILED, error.what)
     while True:
         try:
-            tell(f"deleting {settings.resource} in {settings.zone}")
+            reporter.info(f"deleting {settings.resource} in {settings.zone}")
             providers["compute"].delete(settings.resource, settings.zone)
             return end
         except FAILURES as error:
-            tell(failure_text(error))
+            reporter.info(failure_text(error))
             sleep(RETRY_SECONDS)
 
 
@@ -122,17 +123,14 @@ def start_keeper_process(settings_file: Path, state_folder: Path) -> int:
     store_identity(settings.run.folder, (state_folder / "secret").read_bytes())
     providers = {name: provider_named(name, settings.project) for name in GOOGLE}
     secrets = secrets_in(os.environ)  # systemd reads them from the file `environment` of this machine
+    reporter = LogReporter()
     delivery = SshDelivery(
         state_folder / "job",
         identity_of(settings.run.folder),
         settings.project,
-        log_line,
+        reporter,
         secrets,
         overrides=settings.overrides,
     )
-    run_keeper(settings, providers, delivery, log_line, ledger=ledger_of(settings.run.folder))
+    run_keeper(settings, providers, delivery, reporter, ledger=ledger_of(settings.run.folder))
     return 0
-
-
-def log_line(text: str) -> None:
-    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)

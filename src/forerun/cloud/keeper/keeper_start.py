@@ -25,6 +25,7 @@ from forerun.cloud.setup.wheel import build_wheel
 from forerun.cloud.ssh.delivery import deliver
 from forerun.cloud.ssh.keys import public_key
 from forerun.errors import UserError
+from forerun.reporter import Reporter
 
 POLL_SECONDS = 5.0
 LIMIT_SECONDS = 1200.0  # until the keeper controls the run
@@ -42,7 +43,7 @@ def start_keeper(
     local: JobFiles,
     identity: Path,
     secrets: Mapping[str, str],
-    tell: Callable[[str], None],
+    reporter: Reporter,
     sleep: Callable[[float], None],
 ) -> None:
     """Rent the keeper of a run, send it the job, and wait until it controls the run. Repeating it does no harm.
@@ -62,7 +63,7 @@ def start_keeper(
     request = keeper_request(run, zone, machine, metadata, limit)
     settings = KeeperSettings(run, project, name, zone, since=run.keeper_at or 0.0)
     bundle = make_keeper_bundle(run, settings, local, secrets, identity)
-    tell(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
+    reporter.info(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
     until = provider.now() + LIMIT_SECONDS
     problem = "it was not ready"
     delivered = False
@@ -76,10 +77,10 @@ def start_keeper(
                     provider.delete(name, zone)
                 elif status.state is SliceState.READY and not delivered:
                     problem = "it does not answer to ssh"
-                    _deliver(bundle, provider, name, zone, identity, tell)
+                    _deliver(bundle, provider, name, zone, identity, reporter)
                     delivered, problem = True, "it does not control the run"
                 elif delivered and _controls(files, provider.now()):
-                    tell("the keeper controls the run")
+                    reporter.info("the keeper controls the run")
                     return
             except CloudUnavailable as error:
                 problem = str(error)
@@ -103,13 +104,11 @@ def remove_keeper(run: CloudRun, provider: Provider) -> None:
             provider.delete(resource.name, resource.zone)
 
 
-def _deliver(
-    bundle: Bundle, provider: Provider, name: str, zone: str, identity: Path, tell: Callable[[str], None]
-) -> None:
+def _deliver(bundle: Bundle, provider: Provider, name: str, zone: str, identity: Path, reporter: Reporter) -> None:
     hosts, keys = provider.addresses(name, zone), provider.host_keys(name, zone)
     if not hosts or not keys:
         raise CloudUnavailable(f"the address or the host key of {name} is not known yet")
-    deliver(bundle, hosts, keys, identity, tell, limit_seconds=SSH_SECONDS)
+    deliver(bundle, hosts, keys, identity, reporter, limit_seconds=SSH_SECONDS)
 
 
 def _controls(files: RunFiles, now: float) -> bool:

@@ -18,6 +18,7 @@ from forerun.cloud.ssh.connection import HostAccess, IapTunnel, SshAnswer, Troub
 from forerun.cloud.ssh.keys import public_key
 from forerun.errors import UserError
 from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
+from forerun.reporter import Reporter
 
 STATE_FOLDER = "/var/lib/forerun"
 PARALLEL = 32  # connections at the same time: gcloud's own documentation warns of more than 100
@@ -45,7 +46,7 @@ def deliver(
     hosts: Sequence[HostAddress],
     host_keys: Sequence[Sequence[str]],
     identity: Path | None,
-    tell: Callable[[str], None],
+    reporter: Reporter,
     *,
     tunnel: IapTunnel | None = None,
     limit_seconds: float = LIMIT_SECONDS,
@@ -58,7 +59,7 @@ def deliver(
     Hosts that are not ready are tried again until `limit_seconds` have passed.
 
     Args:
-      tell: receives one line for each change.
+      reporter: receives one line for each change.
       folder: the folder of forerun on the hosts.
 
     Raises:
@@ -77,12 +78,12 @@ def deliver(
                 require_same_host(access, answer)
             for access, answer in zip(waiting, answers, strict=True):
                 if answer.exit_code == 0:
-                    tell(f"host {access.host.index}: {answer.output.strip()}")
+                    reporter.info(f"host {access.host.index}: {answer.output.strip()}")
             if not failures:
                 return
             reason = _reason(failures)
             if reason != told:
-                tell(reason)
+                reporter.info(reason)
             told = reason
             if now() >= until:
                 raise CloudUnavailable(reason)
@@ -191,7 +192,7 @@ class SshDelivery:
         job_folder: Path,
         identity: Path,
         project: str | None,
-        tell: Callable[[str], None],
+        reporter: Reporter,
         secrets: Mapping[str, str] | None = None,
         through_iap: bool = False,
         local: JobFiles | None = None,
@@ -199,7 +200,7 @@ class SshDelivery:
     ) -> None:
         self.job_folder, self.identity, self.project = job_folder, identity, project
         self.overrides = tuple(overrides)
-        self.tell, self.through_iap, self.local = tell, through_iap, local
+        self.reporter, self.through_iap, self.local = reporter, through_iap, local
         self.secrets = secrets_in(os.environ) if secrets is None else secrets
 
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
@@ -221,7 +222,7 @@ class SshDelivery:
             moved, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
         )
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
-        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
+        deliver(bundle, hosts, host_keys, self.identity, self.reporter, tunnel=tunnel)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         tunnel = IapTunnel(self.project or "", zone) if self.through_iap else None

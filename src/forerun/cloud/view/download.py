@@ -58,7 +58,7 @@ def download(
     source: Folder,
     files: tuple[ResultFile, ...],
     folder: Path,
-    tell: Callable[[ResultFile, int], None] = lambda file, received_bytes: None,
+    on_chunk: Callable[[ResultFile, int], None] = lambda file, received_bytes: None,
 ) -> DownloadResult:
     """Download files and compare their sizes and checksums. Files that are complete are not downloaded again.
 
@@ -66,7 +66,7 @@ def download(
       source: the bucket folder of the run.
       files: what to download.
       folder: the folder that is written.
-      tell: called with each file and the bytes of it that are on this machine.
+      on_chunk: called with each file and the bytes of it that are on this machine.
 
     Raises:
       UserError: A file exists with other content, or the disk is too small.
@@ -76,12 +76,12 @@ def download(
     wanted = tuple(file for file in files if file not in present)
     _require_space(folder, sum(file.size_bytes for file in wanted))
     for file in wanted:
-        _download_file(source, file, tell)
+        _download_file(source, file, on_chunk)
     return DownloadResult(folder, wanted, present)
 
 
 def fetch_results(
-    files: RunFiles, to: Path | None, tell: Callable[[ResultFile, int], None] = lambda file, received_bytes: None
+    files: RunFiles, to: Path | None, on_chunk: Callable[[ResultFile, int], None] = lambda file, received_bytes: None
 ) -> DownloadResult:
     """Download the results of a finished run to a folder, by default to `runs/NAME`.
 
@@ -98,7 +98,7 @@ def fetch_results(
         )
     finished = require_undamaged(finished)
     folder = to or Path(RUNS) / files.address.rstrip("/").rpartition("/")[2]
-    return download(files.run_folder, result_files(finished, folder), folder, tell)
+    return download(files.run_folder, result_files(finished, folder), folder, on_chunk)
 
 
 def _relative(name: str) -> Path:
@@ -138,7 +138,7 @@ def _require_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _download_file(source: Folder, file: ResultFile, tell: Callable[[ResultFile, int], None]) -> None:
+def _download_file(source: Folder, file: ResultFile, on_chunk: Callable[[ResultFile, int], None]) -> None:
     file.path.parent.mkdir(parents=True, exist_ok=True)
     part = file.path.with_name(f"{file.path.name}.part")
     digest, received = hashlib.sha256(), 0
@@ -152,7 +152,7 @@ def _download_file(source: Folder, file: ResultFile, tell: Callable[[ResultFile,
                 written.write(content)
                 digest.update(content)
                 received += len(content)
-            tell(file, received)
+            on_chunk(file, received)
         written.flush()
         os.fsync(written.fileno())
     if digest.hexdigest() != file.sha256:

@@ -16,6 +16,7 @@ from forerun.cloud.view.project_state import bounded_calls
 from forerun.cloud.view.run_location import is_address
 from forerun.cloud.view.snapshot import RecordSnapshot
 from forerun.errors import UserError
+from forerun.reporter import Reporter
 
 REASON = "forerun down"
 STOP_SECONDS = 10.0  # how long the buckets may delay the deletions
@@ -91,7 +92,7 @@ def take_down(
     snapshots: Mapping[str, RecordSnapshot],
     providers: Mapping[str, Provider],
     now: float,
-    tell: Callable[[str], None],
+    reporter: Reporter,
     damaged: Collection[str] = (),
 ) -> RemovalResult:
     """Delete resources, then record the end of their attempts. One that fails does not prevent the others.
@@ -104,7 +105,7 @@ def take_down(
       snapshots: the records of the runs, by their folder.
       providers: by name.
       now: the time of the cloud's clock.
-      tell: receives a line for each deletion.
+      reporter: receives a line for each deletion.
       damaged: folders of runs with a damaged `run.json`. They get the stop request only.
     """
     stopped = {folder for folder, record in snapshots.items() if record.finished is None and record.stop is None}
@@ -117,7 +118,7 @@ def take_down(
     deleted: dict[RemovalTarget, float | None] = {}
     failed: dict[RemovalTarget, str] = {}
     for target in targets:
-        tell(f"deleting {target.name} in {target.zone}")
+        reporter.info(f"deleting {target.name} in {target.zone}")
         try:
             deleted[target] = providers[target.provider].delete(target.name, target.zone)
         except (CloudUnavailable, UserError) as error:

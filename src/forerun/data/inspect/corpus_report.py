@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.data.shares import HeldOut
+from forerun.data.order.held_out import HeldOut
 from forerun.hardware.object_storage import StorageReads
 
 PERCENTILES = (50, 90, 99)

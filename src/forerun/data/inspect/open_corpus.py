@@ -1,25 +1,41 @@
-"""Creation of a `CorpusReport` from an open corpus."""
+"""Creation of a `CorpusReport` from an open corpus, by counts in documents and rows.
+
+The work is bounded: a large corpus is measured in an evenly spaced sample, and the `CorpusReport` reports this.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from forerun.config import schema
 from forerun.data.corpus import Corpus, CorpusPart, packing_of
 from forerun.data.documents import Documents
-from forerun.data.inspect.corpus_report import CorpusReport, ExaminedDocuments, Lengths, SkippedRows, SourceSummary
-from forerun.data.inspect.measure import examine_documents, examine_rows, lengths_of, samples_of
+from forerun.data.inspect.corpus_report import (
+    CorpusReport,
+    ExaminedDocuments,
+    ExaminedRows,
+    Lengths,
+    RowSegment,
+    Sample,
+    SkippedRows,
+    SourceSummary,
+)
+from forerun.data.inspect.pieces import BYTE_END, Spelling, pieces, spelling_of, visible
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
+from forerun.data.order.held_out import packer_of
 from forerun.data.order.pairs import PairDocuments, Pairs
 from forerun.data.order.rows import PackedRows
-from forerun.data.order.subset import packer_of
 from forerun.data.reads.cache_size import cache_size
+from forerun.data.tokenizer import Tokenizer
 from forerun.hardware.object_storage import ReadLoad, StorageReads
 from forerun.storage.address import Address
 
@@ -91,7 +107,7 @@ def _storage(job: schema.Job, corpus: Corpus) -> StorageReads | None:
     return StorageReads.of(load, job.data.shuffle)
 
 
-def _documents(part: CorpusPart) -> Documents:
+def _documents(part: CorpusPart) -> Documents | PairDocuments:
     """Return the training documents of a part. A preference pair counts as one document."""
     return PairDocuments(part.store.train) if isinstance(part.rows, Pairs) else part.store.train
 
@@ -141,3 +157,149 @@ def _merged(found: Sequence[ExaminedDocuments]) -> ExaminedDocuments:
         for field in fields(ExaminedDocuments)
     }
     return ExaminedDocuments(**values | {"most_often": max(one.most_often for one in found)})
+
+
+# ---- Counts in documents and rows ----
+
+
+LENGTHS_AT_MOST = 1 << 18
+BLOCK = 256  # lengths that are adjacent on disk and read together
+DOCUMENTS_AT_MOST, ROWS_AT_MOST = 2000, 512
+TOKENS_OF_A_DOCUMENT = 1 << 20
+TOKENS_AT_MOST = 1 << 23
+TAIL, LAST_FEW = 4096, 3  # tokens at the end of a document
+BEGINNING = 60  # characters of a text that are quoted
+UNKNOWN = ("<unk>", "[UNK]", "<|unk|>")
+NO_MARKS = ("<s>", "</s>", "<pad>", BYTE_END, *UNKNOWN)  # not suspicious: HTML and prose contain them too
+
+Take = Callable[[ArrayLike], Mapping[str, NDArray[Any]]]
+
+
+def lengths_of(documents: Documents | PairDocuments, at_most: int = LENGTHS_AT_MOST) -> Lengths:
+    """Return the lengths of all documents, or of about `at_most` documents in evenly spaced blocks."""
+    count = len(documents)
+    if count <= at_most:
+        return Lengths(np.diff(documents.begins(np.arange(count + 1))), count)
+    block = min(BLOCK, at_most)
+    starts = _evenly_spaced(count - block + 1, max(1, at_most // block))
+    found = [np.diff(documents.begins(start + np.arange(block + 1))) for start in starts]
+    return Lengths(np.concatenate(found), count)
+
+
+def examine_rows(take: Take, rows: int, at_most: int = ROWS_AT_MOST) -> ExaminedRows:
+    """Return counts in evenly spaced rows. `take` returns the five arrays of a batch of rows."""
+    index = _evenly_spaced(rows, at_most)
+    positions = padding = learned = unlearned = 0
+    for some in np.array_split(index, max(1, len(index) // 32)):
+        arrays = take(some)
+        weighted = np.asarray(arrays["weights"]) > 0
+        positions += weighted.size
+        padding += int(np.sum(np.asarray(arrays["segments"]) == 0))
+        learned += int(weighted.sum())
+        unlearned += int(np.sum(~weighted.any(axis=1)))
+    return ExaminedRows(len(index), positions, padding, learned, unlearned)
+
+
+def examine_documents(
+    documents: Documents | PairDocuments, tokenizer: Tokenizer, at_most: int = DOCUMENTS_AT_MOST
+) -> ExaminedDocuments:
+    """Return counts of beginnings, ends, masks and repetitions in evenly spaced documents."""
+    spelling = spelling_of(tokenizer)
+    names = {token: name for token in range(tokenizer.vocab) if (name := spelling.special(token))}
+    unknown = [token for token, name in names.items() if name in UNKNOWN]
+    marks = sorted(name for name in names.values() if name not in NO_MARKS)
+    seen: Counter[bytes] = Counter()
+    first: dict[bytes, NDArray[Any]] = {}
+    unlearned = endless = doubled = spelled_out = unknowns = tokens = examined = 0
+    start = spelled = ""
+    for d in _evenly_spaced(len(documents), at_most).tolist():
+        begin, end = (int(at) for at in documents.begins([d, d + 1]))
+        ids, learned = documents.read(begin, min(end, begin + TOKENS_OF_A_DOCUMENT))
+        examined, tokens = examined + 1, tokens + len(ids)
+        if not len(ids):
+            continue
+        unlearned += learned is not None and not learned.any()
+        endless += not _teaches_stop(*documents.read(max(begin, end - TAIL), end), spelling)
+        if len(ids) > 1 and ids[0] == ids[1] and (name := spelling.special(int(ids[0]))):
+            doubled, start = doubled + 1, name
+        unknowns += int(np.isin(ids, unknown).sum()) if unknown else 0
+        if marks and (mark := _first_mark(tokenizer.decode(ids[:4096]), marks)):
+            spelled_out, spelled = spelled_out + 1, spelled or mark
+        digest = hashlib.sha256(np.asarray(ids, np.int32).tobytes()).digest()
+        seen[digest] += 1
+        if seen[digest] == 1:
+            first[digest] = np.array(ids[: 2 * BEGINNING])
+        if tokens > TOKENS_AT_MOST:
+            break
+    often = seen.most_common(1)
+    text = _beginning(tokenizer.decode(first[often[0][0]])) if often and often[0][1] > 1 else ""
+    return ExaminedDocuments(
+        documents=examined,
+        unlearned=unlearned,
+        endless=endless,
+        doubled_start=doubled,
+        start=start,
+        repeated=sum(seen.values()) - len(seen),
+        most_often=(often[0][1], text) if often else (1, ""),
+        spelled_out=spelled_out,
+        spelled=spelled,
+        unknown_tokens=unknowns,
+        tokens=tokens,
+    )
+
+
+def samples_of(take: Take, rows: Sequence[int], tokenizer: Tokenizer) -> list[Sample]:
+    """Return rows exactly as the model will see them."""
+    if not len(rows):
+        return []
+    spelling = spelling_of(tokenizer)
+    arrays = {name: np.asarray(array) for name, array in take(np.asarray(rows, np.int64)).items()}
+    return [
+        sample_of(int(row), {name: array[n] for name, array in arrays.items()}, spelling) for n, row in enumerate(rows)
+    ]
+
+
+def sample_of(row: int, arrays: Mapping[str, NDArray[Any]], spelling: Spelling) -> Sample:
+    """Return one row of the five arrays.
+
+    A token has a loss if the position before it, which predicts it, has a weight.
+    """
+    tokens, weights, segments = arrays["tokens"], arrays["weights"] > 0, arrays["segments"]
+    learned = np.concatenate([[False], weights[:-1] & (segments[1:] == segments[:-1])])
+    found = []
+    borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+    for begin, end in itertools.pairwise(borders):
+        if begin < end and segments[begin] > 0:
+            position = int(arrays["positions"][begin])
+            parts = pieces(tokens[begin:end].tolist(), spelling, learned[begin:end].tolist(), position)
+            target = int(arrays["targets"][end - 1])
+            behind = pieces([target], spelling, [True], position + end - begin)[0] if weights[end - 1] else None
+            found.append(RowSegment(int(segments[begin]), parts, behind))
+    return Sample(row, tuple(found), int(np.sum(segments == 0)))
+
+
+def _evenly_spaced(count: int, at_most: int) -> NDArray[np.int64]:
+    """Return at most `at_most` evenly spaced numbers below `count`, including the first and the last."""
+    if count <= at_most:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, at_most).astype(np.int64))
+
+
+def _teaches_stop(ids: NDArray[Any], learned: NDArray[np.bool_] | None, spelling: Spelling) -> bool:
+    """Return whether the end of a document teaches the model to stop.
+
+    With a mask, the last token with a loss must be special; a template may write a line end after it. Without a mask,
+    one of the last few tokens must be special.
+    """
+    if learned is not None and learned.any():
+        ids = ids[: int(np.flatnonzero(learned)[-1]) + 1][-1:]
+    return any(spelling.special(int(token)) is not None for token in ids[-LAST_FEW:])
+
+
+def _first_mark(text: str, marks: Sequence[str]) -> str | None:
+    return next((mark for mark in marks if mark in text), None)
+
+
+def _beginning(text: str) -> str:
+    short = visible(" ".join(text.split()))
+    return short if len(short) <= BEGINNING else short[: BEGINNING - 1] + "…"

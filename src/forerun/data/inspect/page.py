@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from forerun.data.inspect import summary_lines
 from forerun.data.inspect.corpus_report import CorpusReport, SourceSummary, TokenPiece
-from forerun.data.inspect.excerpt import ExcerptPart, excerpt
 from forerun.data.inspect.findings import findings, share_text
 from forerun.data.inspect.histogram import Histogram, histogram
+from forerun.data.inspect.pieces import ExcerptPart, excerpt
 from forerun.pages.render import render
 from forerun.pages.svg import Element, Plot, Scale, Segment, both_widths, round_top, stacked_bar
 from forerun.units import Bytes, Count

@@ -15,10 +15,9 @@ from rich.text import Text
 
 from forerun.data.inspect import summary_lines as words
 from forerun.data.inspect.corpus_report import CorpusReport, Sample, TokenPiece
-from forerun.data.inspect.excerpt import Gap, excerpt
 from forerun.data.inspect.findings import Finding, findings, share_text
 from forerun.data.inspect.histogram import histogram
-from forerun.data.inspect.pieces import visible
+from forerun.data.inspect.pieces import Gap, excerpt, visible
 from forerun.hardware.object_storage import storage_table
 from forerun.units import Bytes
 

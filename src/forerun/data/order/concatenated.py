@@ -12,15 +12,13 @@ because attention does not reach across rows. The last row is filled up with pad
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents
-from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
+from forerun.data.order.rows import Arrays, Example, RowCounts
 from forerun.errors import UserError
 
 
@@ -48,46 +46,26 @@ class Concatenated:
 
     @cached_property
     def report(self) -> RowCounts:
-        """Counts of the documents.
-
-        For a store in a bucket they are in its index, except for `too_long`, which is 0 then: `count_too_long` counts
-        it. Otherwise computing them reads all document borders once, and the masks if there are any.
-        """
-        known = self._documents.counts_without_reading
-        if known is not None:
-            longest = max(known.longest - 1, 0)
-            return self._counts(learned=known.targets, longest=longest, nothing_to_learn=known.single)
-        learned = too_long = longest = single = 0
-        for begins, positions in self._chunks():
-            learned += count_loss_targets(self._documents, begins[:-1], positions)
-            too_long += int((positions > self.sequence).sum())
-            longest = max(longest, int(positions.max(initial=0)))
-            single += int((positions == 0).sum())
-        return self._counts(learned=learned, too_long=too_long, longest=longest, nothing_to_learn=single)
+        """Counts of the documents. `too_long` is 0, because no index has this count: `count_too_long` returns it."""
+        documents, counts = self._documents, self._documents.counts
+        return RowCounts(
+            documents=len(documents),
+            tokens=documents.tokens,
+            rows=len(self),
+            sequence=self.sequence,
+            positions=min(documents.tokens, len(self) * self.sequence),
+            learned=counts.targets,
+            longest=max(counts.longest - 1, 0),
+            nothing_to_learn=counts.single,
+        )
 
     def count_too_long(self) -> int:
         """Return the number of documents with more positions than a row. It may read all document borders."""
-        if self.report.too_long or self.report.longest <= self.sequence:
-            return self.report.too_long
-        return sum(int((positions > self.sequence).sum()) for _, positions in self._chunks())
-
-    def _chunks(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the addresses at which documents begin (one more than documents), and the positions of each."""
-        some = 1 << 21
-        for begin in range(0, len(self._documents), some):
-            begins = self._documents.begins(np.arange(begin, min(begin + some, len(self._documents)) + 1))
-            yield begins, np.maximum(np.diff(begins) - 1, 0)
-
-    def _counts(self, **counts: Any) -> RowCounts:
-        tokens = self._documents.tokens
-        return RowCounts(
-            documents=len(self._documents),
-            tokens=tokens,
-            rows=len(self),
-            sequence=self.sequence,
-            positions=min(tokens, len(self) * self.sequence),
-            **counts,
-        )
+        if self.report.longest <= self.sequence:
+            return 0
+        count, chunk = len(self._documents), 1 << 21
+        borders = (self._documents.begins(np.arange(n, min(n + chunk, count) + 1)) for n in range(0, count, chunk))
+        return sum(int((np.diff(begins) - 1 > self.sequence).sum()) for begins in borders)
 
     def examples(self, row: int) -> list[Example]:
         start = row * self.sequence

@@ -13,13 +13,14 @@ in the same order, even if one of them was interrupted and resumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.data.order.rows import Example
 from forerun.errors import UserError
 from forerun.journal import Journal, Seal
+from forerun.reporter import SILENT, Reporter
 
 
 class Ledger(Journal):
@@ -35,9 +36,9 @@ class Ledger(Journal):
         step: int = 0,
         *,
         seals: Sequence[Seal] = (),
-        tell: Callable[[str], None] = lambda text: None,
+        reporter: Reporter = SILENT,
     ) -> None:
-        super().__init__(file, last=step - 1, seals=seals, tell=tell, is_entry=_is_entry)
+        super().__init__(file, last=step - 1, seals=seals, reporter=reporter, is_entry=_is_entry)
 
     def write(self, step: int, examples: Iterable[Example], *, skipped: str | None = None) -> None:
         """Append the line of a step. `skipped` is the reason if its batch was skipped, else None."""
@@ -49,41 +50,33 @@ class Ledger(Journal):
 
 def entries(file: Path) -> Iterator[tuple[int, list[Example]]]:
     """Yield the step and the examples of each complete line. They are empty if the batch was skipped."""
-    for line in _lines(file):
-        yield _parsed(line, file)
+    for step, examples, skipped in drawn(file):
+        yield step, [] if skipped is not None else examples
 
 
 def drawn(file: Path) -> Iterator[tuple[int, list[Example], str | None]]:
-    """Yield the step, the examples of its batch, and the reason if it was skipped (else None), line by line."""
-    for line, (step, examples) in zip(_lines(file), entries(file), strict=True):
-        entry = json.loads(line)
-        skipped = [tuple(example) for example in entry.get("skipped", ())]
-        yield step, examples or skipped, entry.get("why")
+    """Yield the step, the examples of its batch, and the reason if it was skipped (else None), line by line.
 
-
-def _lines(file: Path) -> Iterator[bytes]:
-    """Yield the complete lines. The last one may be incomplete, because the run writes it or was killed."""
+    The last line may be incomplete, because the run writes it or was killed. It is omitted.
+    """
     with file.open("rb") as lines:
-        yield from (line for line in lines if line.endswith(b"\n"))
-
-
-def _parsed(line: bytes, file: Path) -> tuple[int, list[Example]]:
-    try:
-        entry = json.loads(line)
-        return int(entry["step"]), [tuple(example) for example in entry["examples"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(line, file) from error
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                entry = json.loads(line)
+                examples = entry["examples"] or entry.get("skipped", ())
+                step, examples = int(entry["step"]), [tuple(example) for example in examples]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    "E-DATA-014",
+                    f"{file}: a line is not an entry of a ledger",
+                    why=repr(line[:80].decode(errors="replace")),
+                    fix=f"remove {file}",
+                ) from error
+            yield step, examples, entry.get("why")
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
     examples = entry.get("examples")
     return isinstance(examples, list) and all(isinstance(example, list) for example in examples)
-
-
-def _damaged(line: bytes, file: Path) -> UserError:
-    return UserError(
-        "E-DATA-014",
-        f"{file}: a line is not an entry of a ledger",
-        why=repr(line[:80].decode(errors="replace")),
-        fix=f"remove {file}",
-    )

@@ -7,7 +7,7 @@ block, arranged by a permutation with the key (seed, block). The uses of a part 
 part with n rows is row c mod n of pass c // n, permuted by (seed, part, pass). A row is therefore not repeated before
 all other rows of its part were used.
 
-The permutations are those of `permuted`, or with `row_bytes` those of the order `blocks` (`block_order.py`).
+The permutations are those of `permuted`, or with `row_bytes` those of the order `blocks` (`BlockOrder`).
 
 The row at any place is computed directly, without the places before it.
 """
@@ -23,8 +23,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.data.order.block_order import BlockOrder
-from forerun.data.order.permutation import ORDER, permuted
+from forerun.data.order.permutation import ORDER, BlockOrder, permuted
 from forerun.data.order.rows import Arrays, Example, PackedRows
 from forerun.errors import UserError
 

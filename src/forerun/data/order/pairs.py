@@ -10,17 +10,23 @@ kept. If these alone are too long, the pair is dropped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents, Mask, Tokens
-from forerun.data.order.packing import VERSION, pack, packing_order, window_size
-from forerun.data.order.row_layout import lay_out_rows
-from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
-from forerun.data.order.too_long import TooLong, apply_policy, refuse_too_long, resolve_policy
+from forerun.data.order.packing import (
+    VERSION,
+    TooLong,
+    apply_policy,
+    pack,
+    packing_order,
+    refuse_too_long,
+    resolve_policy,
+    window_size,
+)
+from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets, lay_out_rows
 from forerun.errors import UserError
 from forerun.objectives.pairs import PAIRS, REFERENCE, ROOM, max_pairs
 
@@ -120,37 +126,11 @@ class PairDocuments:
     def __len__(self) -> int:
         return len(self.sides) // 2
 
-    @property
-    def tokens(self) -> int:
-        return self.sides.tokens
-
-    @property
-    def largest(self) -> int:
-        return self.sides.largest
-
-    @property
-    def digest(self) -> str:
-        return self.sides.digest
-
-    @property
-    def masked(self) -> bool:
-        return self.sides.masked
-
-    @property
-    def counts_without_reading(self) -> None:
-        return None  # the sides are counted in an index, not the pairs
-
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         return self.sides.begins(2 * np.asarray(documents, np.int64))
 
-    def holding(self, addresses: ArrayLike) -> NDArray[np.int64]:
-        return self.sides.holding(addresses) // 2
-
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         return self.sides.read(start, stop)
-
-    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
-        return self.sides.read_many(starts, stops)
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,294 @@ token, so no target is lost. Positions start at 0 in each piece, because attenti
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forerun.data import checked_json
+from forerun.data.blocks import SUFFIX, BlockSums
+from forerun.data.disk_array import DiskArray
 from forerun.data.documents import Documents
-from forerun.data.order.packing import VERSION, packing_order
-from forerun.data.order.plan import open_or_build_plan, verify_plan
-from forerun.data.order.row_layout import lay_out_rows
-from forerun.data.order.rows import Arrays, Example, RowCounts
-from forerun.data.order.too_long import TooLong, apply_policy
+from forerun.data.order.packing import (
+    KEY,
+    VERSION,
+    TooLong,
+    apply_policy,
+    pack,
+    packing_order,
+    refuse_too_long,
+    window_size,
+)
+from forerun.data.order.permutation import ORDER
+from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets, lay_out_rows
 from forerun.errors import UserError
+
+# ---- Packing plans: which complete documents share which row, computed once and stored on disk ----
+#
+# An item of a row is a document, or a piece of one that is longer than a row. A plan names documents by their place in
+# their window (see `packing`), so it needs two bytes per item, four per row and 24 per window. A row is looked up
+# without reading the rest of the plan.
+#
+# On disk a plan is a folder of three arrays and `plan.json`, built under another name and renamed when it is complete.
+# Opening one compares its key, the sizes of the arrays, and the checksums of `plan.json` and of the window table.
+# Blocks of the other two arrays are compared with their checksums when they are read.
+
+
+TOGETHER = 1 << 21  # documents planned at a time
+RESIDENT_BYTES = 1 << 20  # an array of at most this size stays in memory
+
+Numbers: TypeAlias = "NDArray[Any] | DiskArray"
+ARRAYS: dict[str, np.dtype[Any]] = {"items": np.dtype("<u2"), "starts": np.dtype("<u4"), "windows": np.dtype("<i8")}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A packing plan. Row r holds the items `starts[r]` .. `starts[r + 1] - 1`, counted inside its window."""
+
+    window: int  # documents in a window
+    items: Numbers  # uint16: the document's place in its window
+    starts: Numbers  # uint32, per row
+    windows: NDArray[np.int64]  # [3, windows + 1]: first row, first item, rows that are filled by one piece
+    counts: RowCounts
+    source: tuple[Path, dict[str, Any]] | None = None  # where it is stored, and its key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a plan on disk as its path and key, without its content."""
+        if self.source is not None:
+            return _open_plan, self.source
+        return Plan, (self.window, self.items, self.starts, self.windows, self.counts)
+
+    def items_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _at(self.items, places)
+
+    def starts_at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _at(self.starts, rows)
+
+
+def _at(numbers: Numbers, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    found: NDArray[Any] = numbers.at(places) if isinstance(numbers, DiskArray) else numbers[places]
+    return found.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Everything that a plan depends on."""
+
+    documents: Documents
+    sequence: int
+    too_long: TooLong
+
+    @cached_property
+    def window(self) -> int:
+        return window_size(len(self.documents), self.documents.tokens, self.sequence)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "order": f"{ORDER} {KEY:x}",
+            "documents": self.documents.digest,
+            "sequence": self.sequence,
+            "too_long": self.too_long,
+            "window": self.window,
+        }
+
+    def refuse_too_long(self) -> None:
+        """Raise UserError if the policy is `stop` and a document is longer than a row."""
+        if self.too_long == "stop":
+            refuse_too_long((np.diff(begins) - 1 for begins in self.borders()), self.sequence, pairs=False)
+
+    def borders(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the addresses at which documents begin, in chunks. The last one of a chunk is the first of the next."""
+        count = len(self.documents)
+        for begin in range(0, count, TOGETHER):
+            yield self.documents.begins(np.arange(begin, min(begin + TOGETHER, count) + 1))
+
+
+def open_or_build_plan(documents: Documents, sequence: int, too_long: TooLong, folder: Path | None) -> Plan:
+    """Return the packing plan of `documents`, and build it if it does not exist yet.
+
+    Args:
+      documents: the documents to pack.
+      sequence: positions of a row.
+      too_long: what happens to documents that are longer than a row.
+      folder: folder in which plans are stored, each under the hash of its key; None: the plan stays in memory.
+
+    Raises:
+      UserError: the stored plan is damaged, or the policy is `stop` and a document is too long.
+    """
+    request = PlanRequest(documents, sequence, too_long)
+    if folder is None:
+        request.refuse_too_long()
+        chunks = list(_packed_chunks(request))
+        items, starts = (np.concatenate(parts) for parts in zip(*((c.items, c.starts) for c in chunks), strict=True))
+        return Plan(request.window, items, starts, _window_table(chunks), _counts(request, len(starts)))
+    key = request.key
+    home = folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    if not home.exists():
+        request.refuse_too_long()
+        _write(home, request)
+    return _open_plan(home, key)
+
+
+def _write(home: Path, request: PlanRequest) -> None:
+    """Write a plan atomically. If several hosts write it at the same time, the first one to finish wins."""
+    part = home.with_name(f"{home.name}.{secrets.token_hex(4)}.part")
+    part.mkdir(parents=True)
+    try:
+        chunks: list[_PackedChunk] = []
+        row_count = 0
+        sums = {"items.bin": BlockSums(), "starts.bin": BlockSums()}
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((part / name).open("wb")) for name in sums}
+            for chunk in _packed_chunks(request):
+                for name, numbers in (("items", chunk.items), ("starts", chunk.starts)):
+                    raw = numbers.astype(ARRAYS[name]).tobytes()
+                    files[f"{name}.bin"].write(raw)
+                    sums[f"{name}.bin"].update(raw)
+                row_count += len(chunk.starts)
+                chunks.append(chunk.without_items())
+            for file in files.values():
+                file.flush()
+                os.fsync(file.fileno())
+        windows = _window_table(chunks).astype(ARRAYS["windows"])
+        _put(part / "windows.bin", windows.tobytes())
+        roots = {}
+        for name, one in sums.items():
+            content, roots[name] = one.finish()
+            _put(part / (name + SUFFIX), content)
+        summary = {
+            "key": request.key,
+            "bytes": {name: (part / f"{name}.bin").stat().st_size for name in ARRAYS},
+            "windows_blake2b": hashlib.blake2b(windows.tobytes()).hexdigest(),
+            "counts": _counts(request, row_count).to_json(),
+            "blocks": roots,
+        }
+        _put(part / "plan.json", checked_json.encode(summary, indent=1))
+        try:
+            part.rename(home)
+        except OSError:
+            if not (home / "plan.json").exists():
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _put(file: Path, content: bytes) -> None:
+    with file.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _open_plan(home: Path, key: dict[str, Any]) -> Plan:
+    try:
+        content = checked_json.decode((home / "plan.json").read_bytes())
+        sizes = {name: (home / f"{name}.bin").stat().st_size for name in ARRAYS}
+        if content["key"] != key or content["bytes"] != sizes:
+            raise ValueError(f"its files have {sizes} bytes, but {content['bytes']} were written")
+        items, starts = (
+            DiskArray(home / f"{name}.bin", ARRAYS[name], content["blocks"][f"{name}.bin"], RESIDENT_BYTES)
+            for name in ("items", "starts")
+        )
+        windows = np.fromfile(home / "windows.bin", ARRAYS["windows"])
+        if hashlib.blake2b(windows.data).hexdigest() != content["windows_blake2b"]:
+            raise ValueError("the checksum of windows.bin differs")
+        counts = RowCounts(**content["counts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            "E-DATA-019",
+            f"{home}: the packing plan is damaged",
+            why=str(error),
+            fix=f"remove it, and forerun builds it again: rm -r {home}",
+        ) from error
+    return Plan(key["window"], items, starts, windows.reshape(3, -1), counts, (home, key))
+
+
+class _PackedChunk(NamedTuple):
+    """The packed rows of some windows. The last three arrays have one number per window."""
+
+    items: NDArray[np.uint16]
+    starts: NDArray[np.uint32]
+    rows: NDArray[np.int64]
+    item_counts: NDArray[np.int64]
+    full_rows: NDArray[np.int64]  # rows that are filled by one piece
+
+    def without_items(self) -> _PackedChunk:
+        """Return only the numbers per window, so that the large arrays can be freed."""
+        return self._replace(items=np.zeros(0, np.uint16), starts=np.zeros(0, np.uint32))
+
+
+def _window_table(chunks: list[_PackedChunk]) -> NDArray[np.int64]:
+    rows, items, full = (np.concatenate(column) for column in zip(*(chunk[2:] for chunk in chunks), strict=True))
+    return np.stack([_sums(rows), _sums(items), np.append(full, 0)])
+
+
+def _sums(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return cumulative sums that start with 0: one more than there are values."""
+    return np.concatenate([[0], np.cumsum(values)]).astype(np.int64)
+
+
+def _packed_chunks(request: PlanRequest) -> Iterator[_PackedChunk]:
+    """Yield the packed rows, some windows at a time, in the form in which a plan stores them."""
+    count, window, documents = len(request.documents), request.window, request.documents
+    step = max(1, TOGETHER // window) * window
+    for begin in range(0, count, step):
+        order = packing_order(np.arange(begin, min(begin + step, count)), count)
+        positions = np.maximum(documents.begins(order + 1) - documents.begins(order) - 1, 0)
+        _, kept = apply_policy(positions, request.sequence, request.too_long)
+        items, row_starts = pack(kept, request.sequence, window)
+        windows = -(-len(order) // window)
+        row_window = items[row_starts] // window
+        item_counts = np.bincount(items // window, minlength=windows)
+        yield _PackedChunk(
+            (items % window).astype(np.uint16),
+            (row_starts - _sums(item_counts)[row_window]).astype(np.uint32),
+            np.bincount(row_window, minlength=windows),
+            item_counts,
+            np.add.reduceat(kept // request.sequence, np.arange(0, len(order), window)),
+        )
+
+
+def _counts(request: PlanRequest, rows: int) -> RowCounts:
+    """Return the counts of the documents, from one pass in the order in which they are stored."""
+    total: dict[str, int] = dict.fromkeys(
+        ("positions", "learned", "too_long", "dropped", "truncated_tokens", "nothing_to_learn"), 0
+    )
+    longest = 0
+    for begins in request.borders():
+        positions = np.maximum(np.diff(begins) - 1, 0)
+        over = positions > request.sequence
+        longest = max(longest, int(positions.max(initial=0)))
+        total["too_long"] += int(over.sum())
+        total["nothing_to_learn"] += int((positions == 0).sum())
+        cut, kept = apply_policy(positions, request.sequence, request.too_long)
+        if request.too_long == "drop":
+            total["dropped"] += int(over.sum())
+            total["truncated_tokens"] += int((positions[over] + 1).sum())
+        else:
+            total["truncated_tokens"] += int((positions - kept).sum())
+        total["positions"] += int(kept.sum())
+        total["learned"] += count_loss_targets(request.documents, begins[:-1] + cut, kept)
+    return RowCounts(
+        documents=len(request.documents),
+        tokens=request.documents.tokens,
+        rows=rows,
+        sequence=request.sequence,
+        became=request.too_long,
+        longest=longest,
+        **total,
+    )
 
 
 @dataclass(frozen=True)
@@ -79,14 +353,12 @@ class WholeDocuments:
     def report(self) -> RowCounts:
         return self._plan.counts
 
-    @property
-    def checked(self) -> bool:
-        """Whether the plan has checksums of its blocks; plans of earlier versions of forerun have none."""
-        return self._plan.checked
-
-    def check(self) -> bool:
-        """Compare the plan on disk with its checksums. Return whether it had none and they were added."""
-        return verify_plan(self._plan, self._documents, self.sequence, self.too_long)
+    def check(self) -> None:
+        """Compare the plan on disk with its checksums. Raise UserError if it is damaged."""
+        for array in (self._plan.items, self._plan.starts):
+            assert isinstance(array, DiskArray)
+            for start in range(0, len(array), TOGETHER):
+                array.read(start, min(start + TOGETHER, len(array)))
 
     @property
     def window(self) -> int:

@@ -1,12 +1,19 @@
 """A bounded cache of blocks on the local disk, shared by all processes of a host.
 
-The cache is one file (`cache_file.py`). A line holds 4 consecutive blocks of 4 KiB of one file of a store. It can be in
-one of the 16 places (ways) of one set. Consecutive lines of a store's file belong to consecutive sets. The entry of a
-place says which line of which file it holds (a tag of 64 bits), which of the blocks are valid, and when the line was
-last used. A new line replaces the least recently used one of its set.
+The cache is one file. It has a page with the geometry, then the entries of all sets, then the lines. Lines of the same
+way and of consecutive sets are next to each other, so a long range that was written at once is read with one call. The
+file grows when lines are written. A part that is missing, because it was never written or because the file was cut,
+reads as "not cached". A line holds 4 consecutive blocks of 4 KiB of one file of a store. It can be in one of the 16
+places (ways) of one set. Consecutive lines of a store's file belong to consecutive sets. The entry of a place says
+which line of which file it holds (a tag of 64 bits), which of the blocks are valid, and when the line was last used. A
+new line replaces the least recently used one of its set.
 
-**Nothing is locked, and nothing is trusted.** Processes and threads read and write entries and lines at the same time.
-A reader can see a line that another process replaces at this moment, an entry whose line is older, or the rest of
+**One size for all processes.** A process holds a shared lock (flock) while it uses the file. It changes the size of the
+cache only with the exclusive lock, that is, if no other process uses the file. Otherwise it uses the size that it
+finds. There is one file, so all runs of a host together use at most the limit of the run that opened the file first.
+
+**Content is not locked, and nothing is trusted.** Processes and threads read and write entries and lines at the same
+time. A reader can see a line that another process replaces at this moment, an entry whose line is older, or the rest of
 a write that a killed process did not finish. Two tags can be equal. A disk can change bytes. Therefore the blocks that
 `get` returns are only candidates: the caller compares each with its checksum, and a block that differs is a miss. The
 caller fetches it and calls `put`, which overwrites the wrong bytes.
@@ -29,31 +36,162 @@ entries: in a single measurement on a busy machine, ranges of 4 MiB took 1.3 tim
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.config import schema
+from xxhash import xxh3_64_digest
+
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.reads.cache_file import (
-    ENTRY,
-    HEADER_BYTES,
-    LINE_BLOCKS,
-    LINE_BYTES,
-    CacheFile,
-    geometry_within,
-    open_cache_file,
-)
-from forerun.data.reads.cache_size import cache_size
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.errors import Problem
+from forerun.reporter import Reporter
 from forerun.units import Bytes
 
+LINE_BLOCKS = 4
+LINE_BYTES = LINE_BLOCKS * BLOCK_BYTES
+WAYS = 16
+ENTRY = struct.Struct("<QH2xI")  # tag of the line; valid blocks as bits; time of last use
+HEADER_BYTES = BLOCK_BYTES
+_HEADER = struct.Struct("<16sQQQ")
+_MAGIC = b"forerun blocks 1"
+_LOCK_ATTEMPTS = 100
+_LOCK_WAIT_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class CacheGeometry:
+    """The number of sets of lines, and of lines (ways) in each set."""
+
+    sets: int
+    ways: int
+
+    @property
+    def set_bytes(self) -> int:
+        """Size of the entries of one set."""
+        return self.ways * ENTRY.size
+
+    @property
+    def lines_at(self) -> int:
+        """Where the lines start: after the header and the entries, at a whole page."""
+        return HEADER_BYTES + -(-self.sets * self.set_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """Largest size of the file, with header and entries."""
+        return self.lines_at + self.sets * self.ways * LINE_BYTES
+
+
+def geometry_within(limit_bytes: int) -> CacheGeometry | None:
+    """Return the largest geometry whose file has at most `limit_bytes`; None if not even one line fits."""
+    room_bytes = limit_bytes - HEADER_BYTES
+    sets, ways = room_bytes // (WAYS * (LINE_BYTES + ENTRY.size)), WAYS
+    if sets < 1 or (sets == 1 and CacheGeometry(1, WAYS).size_bytes > limit_bytes):
+        sets, ways = 1, min(WAYS, (room_bytes - BLOCK_BYTES) // LINE_BYTES)  # the entries fill a part of one page
+    elif CacheGeometry(sets, ways).size_bytes > limit_bytes:  # the last page of entries is not full
+        sets -= 1
+    return CacheGeometry(sets, ways) if ways > 0 else None
+
+
+class CacheFile:
+    """An open cache file. It is closed when nothing refers to it any more, so no thread uses a closed descriptor."""
+
+    def __init__(self, descriptor: int, geometry: CacheGeometry) -> None:
+        self.descriptor, self.geometry = descriptor, geometry
+        self.layout = geometry.sets, geometry.set_bytes, geometry.lines_at  # computed once, because every read needs it
+        # Not at the end of the process: threads may still read, and the system closes the file.
+        weakref.finalize(self, os.close, descriptor).atexit = False
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file has no name any more. It still takes space as long as a process has it open."""
+        return os.fstat(self.descriptor).st_nlink == 0
+
+
+def open_cache_file(file: Path, wanted: CacheGeometry) -> CacheFile:
+    """Open or create the file. If other processes use it, its geometry stays, otherwise it becomes `wanted`.
+
+    Raises:
+      OSError: the file cannot be created, read or locked.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(_LOCK_ATTEMPTS):
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            geometry = _locked_geometry(descriptor, file, wanted)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if geometry is not None:
+            return CacheFile(descriptor, geometry)
+        os.close(descriptor)
+        time.sleep(_LOCK_WAIT_SECONDS)
+    raise OSError(errno.EBUSY, "another process holds its lock", str(file))
+
+
+def stored_geometry(file: Path) -> CacheGeometry | None:
+    """Return the geometry of an existing file; None if there is none or if it cannot be read."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _geometry(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _locked_geometry(descriptor: int, file: Path, wanted: CacheGeometry) -> CacheGeometry | None:
+    """Take the shared lock and return the geometry. Return None if another process changes the file at this moment."""
+    if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, file) and _geometry(descriptor) != wanted:
+        os.ftruncate(descriptor, 0)
+        fields = _HEADER.pack(_MAGIC, LINE_BYTES, wanted.sets, wanted.ways)
+        os.pwrite(descriptor, fields + xxh3_64_digest(fields), 0)
+    # The exclusive lock is released before the shared one is taken, so another process may set its own geometry here.
+    if not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(descriptor, file):
+        return None
+    geometry = _geometry(descriptor)
+    if (
+        geometry is None
+    ):  # something else cut the file while processes use it: they find it removed and open the next one
+        file.unlink(missing_ok=True)
+    return geometry
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _geometry(descriptor: int) -> CacheGeometry | None:
+    header = os.pread(descriptor, _HEADER.size + 8, 0)
+    fields = header[: _HEADER.size]
+    if len(header) < _HEADER.size + 8 or xxh3_64_digest(fields) != header[_HEADER.size :]:
+        return None
+    magic, line_bytes, sets, ways = _HEADER.unpack(fields)
+    return CacheGeometry(sets, ways) if (magic, line_bytes) == (_MAGIC, LINE_BYTES) and sets * ways > 0 else None
+
+
 _KEY = struct.Struct("<QQ")
-_AFTER_TAG = struct.Struct("<HHI")
+_AFTER_TAG = struct.Struct("<H2xI")
 _STAMP = struct.Struct("<I")
 _STAMP_AT = ENTRY.size - _STAMP.size
 _MIX = 0x9E3779B97F4A7C15  # odd, so different lines of a file have different tags
@@ -77,7 +215,7 @@ class BlockCache:
         file: Path,
         limit_bytes: int,
         counts: ReadCounts,
-        tell: Callable[[str], None],
+        reporter: Reporter,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -87,12 +225,12 @@ class BlockCache:
           file: the cache file, which may exist.
           limit_bytes: the file is never larger. Below the size of one line, nothing is cached.
           counts: failures are added to it.
-          tell: called with a message for the user, once for each kind of failure.
+          reporter: receives a message for the user, once for each kind of failure.
           clock: the time in seconds, for tests.
         """
         self.file = file
         self._wanted = geometry_within(limit_bytes)
-        self._counts, self._tell, self._clock = counts, tell, clock
+        self._counts, self._reporter, self._clock = counts, reporter, clock
         self._told: set[str] = set()
         self._lock = threading.Lock()  # protects opening and the pauses, not the content
         self._file_open: CacheFile | None = None
@@ -109,34 +247,22 @@ class BlockCache:
     def get(self, key: bytes, block: int, count: int) -> list[bytes | None]:
         """Return `count` blocks of a file from `block` on, None for those that are not cached. They are UNVERIFIED.
 
+        The last block of a file may be followed by other bytes, which the caller cuts off.
+
         Args:
           key: 16 bytes that identify the file's name and content.
           block: number of the first block.
           count: how many.
         """
-        found: list[bytes | None] = [None] * count
-        for first, data in self.runs(key, block, count):
-            at = first - block
-            if len(data) <= BLOCK_BYTES:
-                found[at] = data
-            else:
-                pieces = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
-                found[at : at + len(pieces)] = pieces
-        return found
-
-    def runs(self, key: bytes, block: int, count: int) -> list[tuple[int, bytes]]:
-        """Return what `get` returns, without a copy for each block: (number of the first block, bytes) in order.
-
-        Blocks that the cache does not have are missing. Adjacent runs are not always merged.
-        """
         opened = self._usable()
+        missing: list[bytes | None] = [None] * count
         if opened is None or count <= 0:
-            return []
+            return missing
         try:
-            found, used = self._read(opened, key, block, count)
+            blocks, used = self._read(opened, key, block, count)
         except OSError as error:
             self._failed(opened, error)
-            return []
+            return missing
         if used and not self._writing_pauses:
             try:
                 stamp = _STAMP.pack(self._now())
@@ -144,10 +270,10 @@ class BlockCache:
                     os.pwrite(opened.descriptor, stamp, offset)
             except OSError as error:
                 self._failed(opened, error)
-        return found
+        return blocks
 
     def put(self, key: bytes, block: int, data: bytes) -> None:
-        """Store whole blocks, from the block of this number on. Only the last block of a file may be shorter."""
+        """Store blocks, from the block of this number on. Only the last block of a file may be shorter."""
         opened = self._usable()
         if opened is None or not data or self._writing_pauses:
             return
@@ -162,13 +288,14 @@ class BlockCache:
     def _writing_pauses(self) -> bool:
         return self._write_after > 0 and self._clock() < self._write_after
 
-    def _read(self, opened: CacheFile, key: bytes, block: int, count: int) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Return the runs of blocks, and the offsets of the times of last use that are not the present time."""
+    def _read(self, opened: CacheFile, key: bytes, block: int, count: int) -> tuple[list[bytes | None], list[int]]:
+        """Return the blocks, and the offsets of the times of last use that are not the present time."""
         descriptor, (sets, set_bytes, lines_at) = opened.descriptor, opened.layout
         set_of, tag_of = _KEY.unpack(key)
         now, stop = self._now(), block + count
         line, last_line = block // LINE_BLOCKS, (stop - 1) // LINE_BLOCKS
-        places, used = _Places(), []
+        runs: list[list[int]] = []
+        used: list[int] = []
         while line <= last_line:
             first_set = (set_of + line) % sets
             lines = min(last_line + 1 - line, sets - first_set)
@@ -177,31 +304,33 @@ class BlockCache:
             for here in range(lines):
                 at = _entry(entries, here * set_bytes, set_bytes, (tag_of + line * _MIX) & _MASK)
                 if at >= 0:
-                    valid, last_bytes, stamp = _AFTER_TAG.unpack_from(entries, at + 8)
+                    valid, stamp = _AFTER_TAG.unpack_from(entries, at + 8)
                     if stamp != now:
                         used.append(entries_at + at + _STAMP_AT)
                     way = (at - here * set_bytes) // ENTRY.size
                     offset = lines_at + (way * sets + first_set + here) * LINE_BYTES
-                    first = line * LINE_BLOCKS
-                    if valid == _ALL and not last_bytes and block <= first and first + LINE_BLOCKS <= stop:
-                        places.add(first, offset, LINE_BYTES)  # most lines of a long range
+                    begin = line * LINE_BLOCKS
+                    if valid == _ALL and block <= begin and begin + LINE_BLOCKS <= stop:  # most lines of a long range
+                        _add_run(runs, begin, offset, LINE_BLOCKS)
                     else:
-                        places.add_valid(block, stop, first, offset, valid, last_bytes)
+                        for number in range(max(block, begin), min(stop, begin + LINE_BLOCKS)):
+                            if (valid >> (number - begin)) & 1:
+                                _add_run(runs, number, offset + (number - begin) * BLOCK_BYTES, 1)
                 line += 1
-        found = []
-        for first, offset, size in places.found:
-            data = os.pread(descriptor, size, offset)
-            if len(data) < size:  # the file was cut
-                data = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES]
-            if data:
-                found.append((first, data))
-        return found, used
+        blocks: list[bytes | None] = [None] * count
+        for first, offset, size in runs:
+            data = os.pread(descriptor, size * BLOCK_BYTES, offset)
+            whole = len(data) // BLOCK_BYTES  # fewer than `size` if the file was cut
+            pieces = [data[start : start + BLOCK_BYTES] for start in range(0, whole * BLOCK_BYTES, BLOCK_BYTES)]
+            blocks[first - block : first - block + whole] = pieces
+        return blocks, used
 
     def _write(self, opened: CacheFile, key: bytes, block: int, data: bytes) -> None:
         descriptor, (sets, set_bytes, lines_at) = opened.descriptor, opened.layout
         set_of, tag_of = _KEY.unpack(key)
         now = self._now()
-        view, stop = memoryview(data), block + -(-len(data) // BLOCK_BYTES)
+        stop = block + -(-len(data) // BLOCK_BYTES)
+        view = memoryview(data.ljust((stop - block) * BLOCK_BYTES, b"\0"))
         line, last_line = block // LINE_BLOCKS, (stop - 1) // LINE_BLOCKS
         way = 0
         while line <= last_line:
@@ -209,30 +338,29 @@ class BlockCache:
             lines = min(last_line + 1 - line, sets - first_set)
             entries_at = HEADER_BYTES + first_set * set_bytes
             entries = os.pread(descriptor, lines * set_bytes, entries_at).ljust(lines * set_bytes, b"\0")
-            places, changes = _Places(), []
+            runs: list[list[int]] = []
+            changes = []
             for here in range(lines):
                 tag = (tag_of + line * _MIX) & _MASK
                 at = _entry(entries, here * set_bytes, set_bytes, tag)
                 if at >= 0:
-                    valid, last_bytes, _ = _AFTER_TAG.unpack_from(entries, at + 8)
+                    valid, _ = _AFTER_TAG.unpack_from(entries, at + 8)
                     way = (at - here * set_bytes) // ENTRY.size
                 else:
-                    valid, last_bytes = 0, 0
+                    valid = 0
                     way = _oldest(entries[here * set_bytes : (here + 1) * set_bytes], now, way)
                     at = here * set_bytes + way * ENTRY.size
                 begin = line * LINE_BLOCKS
                 first, end = max(block, begin), min(stop, begin + LINE_BLOCKS)
                 offset = lines_at + (way * sets + first_set + here) * LINE_BYTES + (first - begin) * BLOCK_BYTES
-                size = min((end - first) * BLOCK_BYTES, len(data) - (first - block) * BLOCK_BYTES)
-                places.add(first, offset, size)
+                _add_run(runs, first, offset, end - first)
                 valid |= ((1 << (end - first)) - 1) << (first - begin)
-                last_bytes = size % BLOCK_BYTES or last_bytes
-                changes.append((entries_at + at, ENTRY.pack(tag, valid, last_bytes, now)))
+                changes.append((entries_at + at, ENTRY.pack(tag, valid, now)))
                 line += 1
             # The blocks first: a process that is killed in between leaves blocks without an entry.
-            for first, offset, size in places.found:
+            for first, offset, size in runs:
                 start = (first - block) * BLOCK_BYTES
-                _write_all(descriptor, view[start : start + size], offset)
+                _write_all(descriptor, view[start : start + size * BLOCK_BYTES], offset)
             for offset, entry in changes:
                 _write_all(descriptor, entry, offset)
 
@@ -298,54 +426,20 @@ class BlockCache:
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._tell(text)
+            self._reporter.warn(text)
 
     def _now(self) -> int:
         return int((self._clock() - _EPOCH_SECONDS) * _TICKS) & 0xFFFFFFFF
 
 
-def job_cache(data: schema.Data, counts: ReadCounts, tell: Callable[[str], None]) -> BlockCache | None:
-    """Return the cache of a job, in the cache folder of this host; None if `data.cache_gib` is 0.
-
-    Args:
-      data: the data section of the job.
-      counts: failures are added to it.
-      tell: called with a message for the user, once for each kind of failure.
-    """
-    size = cache_size(data)
-    return BlockCache(size.file, size.limit_bytes, counts, tell) if size.limit_bytes else None
-
-
-class _Places:
-    """Places of blocks in the cache file: [number of the first block, offset, bytes]. Adjacent ones become one."""
-
-    __slots__ = ("_next_block", "_next_offset", "found")
-
-    def __init__(self) -> None:
-        self.found: list[list[int]] = []
-        self._next_block = self._next_offset = -1
-
-    def add(self, block: int, offset: int, size: int) -> None:
-        """Add `size` bytes from `block` on, which are at `offset`."""
-        if block == self._next_block and offset == self._next_offset:
-            self.found[-1][2] += size
-        else:
-            self.found.append([block, offset, size])
-        # Only the last block of a file is shorter, so nothing follows it and the rounding does not matter.
-        self._next_block, self._next_offset = block + size // BLOCK_BYTES, offset + size
-
-    def add_valid(self, block: int, stop: int, begin: int, offset: int, valid: int, last_bytes: int) -> None:
-        """Add the valid blocks of `block` .. `stop - 1` that are in the line from `begin` on, which is at `offset`."""
-        block, stop = max(block, begin), min(stop, begin + LINE_BLOCKS)
-        all_of_them = (1 << (stop - block)) - 1
-        wanted = (valid >> (block - begin)) & all_of_them
-        short = begin + valid.bit_length() - 1 if 0 < last_bytes < BLOCK_BYTES else -1
-        if wanted == all_of_them and not block <= short < stop:
-            self.add(block, offset + (block - begin) * BLOCK_BYTES, (stop - block) * BLOCK_BYTES)
+def _add_run(runs: list[list[int]], block: int, offset: int, size: int) -> None:
+    """Add `size` blocks that are at `offset` of the cache file. If they continue the last run, it becomes longer."""
+    if runs:
+        last_block, last_offset, last_size = runs[-1]
+        if block == last_block + last_size and offset == last_offset + last_size * BLOCK_BYTES:
+            runs[-1][2] += size
             return
-        for one in range(block, stop):
-            if (wanted >> (one - block)) & 1:
-                self.add(one, offset + (one - begin) * BLOCK_BYTES, last_bytes if one == short else BLOCK_BYTES)
+    runs.append([block, offset, size])
 
 
 def _entry(entries: bytes, start: int, set_bytes: int, tag: int) -> int:

@@ -7,28 +7,176 @@ fetched once more, and an error names it if it differs again. No caller sees byt
 
 Parts that another thread fetches now are not fetched again. A thread waits for parts of a kind only after it has
 published its own parts of this kind, and the kinds have an order, so two threads never wait for each other.
+
+`forerun.data.blocks` defines the format. Three kinds of parts are read: the second part of `NAME.sums`, pages of
+checksums, and blocks of data. The positions of all of them follow from the size of the file, so a reader asks for them
+at the same time. Each kind is compared with the kind before it, and the second part with the root.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import numpy as np
+from xxhash import xxh3_64_digest, xxh3_128_digest
 
-from forerun.data.blocks import BLOCK_BYTES, PAGE_BLOCKS
-from forerun.data.reads.bucket_array import BucketArray
-from forerun.data.reads.patient_reads import PatientReads, damaged_part, grouped, merged
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import PROCESS, ReadMemory
-from forerun.data.reads.summed_file import BLOCK, PAGE, SECOND, BlockRange, SummedFile, SummedPart
+from forerun.data.blocks import BLOCK_BYTES, PAGE_BLOCKS, PAGE_BYTES, SUFFIX, SUM_BYTES, root_of
+from forerun.data.reads.patient_reads import ByteLimit, PatientReads, ReadCounts, grouped, merged, rebuild_fix
+from forerun.errors import UserError
 from forerun.storage.folder import FileRange, Folder
 
+V = TypeVar("V")
+
+IN_FLIGHT_BYTES = 1 << 26  # of all requests that wait for an answer
+SUMS_BYTES = 1 << 23  # of checksums: they are for 4 GiB of data
+BLOCKS_BYTES = 1 << 25  # of offsets, and of extents if there is no cache
+ARRAYS_BYTES = 1 << 25  # of complete arrays of offsets
+
+
+# ---- Memory of the process: its limits hold for all stores, so a mixture of many needs no more than one ----
+
+
+class Recent(Generic[V]):
+    """Values by key, up to a limit of their total size. The values that were not used for the longest time go first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._used_bytes = limit_bytes, 0
+        self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> V | None:
+        """Return the value of a key, or None."""
+        with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: V, size_bytes: int) -> None:
+        """Add a value, and remove old values until the limit holds. A value above the limit is not kept."""
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._used_bytes -= before
+            if size_bytes > self._limit_bytes:
+                return
+            self._values[key] = value, size_bytes
+            self._used_bytes += size_bytes
+            while self._used_bytes > self._limit_bytes:
+                self._used_bytes -= self._values.popitem(last=False)[1][1]
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+
+@dataclass(frozen=True)
+class ReadMemory:
+    """The shared memory of readers. All values in it are verified."""
+
+    sums: Recent[bytes] = field(default_factory=lambda: Recent(SUMS_BYTES))
+    blocks: Recent[bytes] = field(default_factory=lambda: Recent(BLOCKS_BYTES))
+    arrays: Recent[object] = field(default_factory=lambda: Recent(ARRAYS_BYTES))
+    in_flight: ByteLimit = field(default_factory=lambda: ByteLimit(IN_FLIGHT_BYTES))
+
+
+PROCESS = ReadMemory()
+
+
+SECOND, PAGE, BLOCK = range(3)  # kinds of parts, in the order in which they are compared
+
+
+# ---- Parts of a file with checksums ----
+
+
+class SummedFile:
+    """A file of a store: its name, its size and the root of its checksums. Nothing is read."""
+
+    def __init__(self, name: str, size_bytes: int, root: str) -> None:
+        self.name, self.size_bytes, self.root = name, size_bytes, root
+        self.blocks = -(-size_bytes // BLOCK_BYTES)
+        self.first_bytes = self.blocks * SUM_BYTES
+        self.pages = -(-self.first_bytes // PAGE_BYTES)
+        self.sums_bytes = self.first_bytes + self.pages * SUM_BYTES
+
+    @cached_property
+    def keys(self) -> tuple[bytes, bytes, bytes]:
+        """The keys of the second part, the pages and the data in a cache of blocks."""
+        return (
+            xxh3_128_digest(f"{self.name}{SUFFIX} second {self.root}".encode()),
+            xxh3_128_digest(f"{self.name}{SUFFIX} {self.root}".encode()),
+            xxh3_128_digest(f"{self.name} {self.root}".encode()),
+        )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.keys)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, SummedFile) and self.keys == other.keys)
+
+
+class SummedPart(NamedTuple):
+    """A part of a file: its kind and its number. The second part is one part, with the number 0."""
+
+    file: SummedFile
+    kind: int
+    number: int
+
+    @property
+    def range(self) -> FileRange:
+        """Where the part lies."""
+        file, number = self.file, self.number
+        if self.kind == BLOCK:
+            start = number * BLOCK_BYTES
+            return FileRange(file.name, start, min(start + BLOCK_BYTES, file.size_bytes))
+        if self.kind == PAGE:
+            start = number * PAGE_BYTES
+            return FileRange(file.name + SUFFIX, start, min(start + PAGE_BYTES, file.first_bytes))
+        return FileRange(file.name + SUFFIX, file.first_bytes, file.sums_bytes)
+
+    @property
+    def parent(self) -> SummedPart | None:
+        """The part with the checksum of this one; None for the second part, whose checksum is the root."""
+        if self.kind == BLOCK:
+            return SummedPart(self.file, PAGE, self.number // PAGE_BLOCKS)
+        return SummedPart(self.file, SECOND, 0) if self.kind == PAGE else None
+
+    def is_intact(self, data: bytes, parent: bytes) -> bool:
+        """Return whether `data` is this part. `parent` is the content of the part with its checksum."""
+        if self.kind == SECOND:
+            return root_of(data, self.file.size_bytes) == self.file.root
+        at = self.number % PAGE_BLOCKS * SUM_BYTES if self.kind == BLOCK else self.number * SUM_BYTES
+        return xxh3_64_digest(data) == parent[at : at + SUM_BYTES]
+
+
+class BlockRange(NamedTuple):
+    """The blocks `first` .. `stop - 1` of a file.
+
+    If one of them is missing, the blocks `around_first` .. `around_stop - 1` are fetched, which include them. If
+    `is_kept`, blocks that were fetched stay in memory for a while.
+    """
+
+    file: SummedFile
+    first: int
+    stop: int
+    around_first: int
+    around_stop: int
+    is_kept: bool = False
+
+
 WHOLE_SUMS_BYTES = 1 << 16  # checksums of at most this size are fetched completely
+
+
+# ---- Reader ----
 
 
 class Cache(Protocol):
@@ -61,33 +209,25 @@ class BlockReader:
     def __init__(
         self,
         folder: Folder,
-        cache: Cache | None,
-        counts: ReadCounts,
+        cache: Cache | None = None,
+        counts: ReadCounts | None = None,
         memory: ReadMemory = PROCESS,
         reads: PatientReads | None = None,
     ) -> None:
-        self.folder, self.cache, self.counts, self.memory = folder, cache, counts, memory
-        self._reads = reads or PatientReads(folder, counts, memory.in_flight)
+        self.folder, self.cache, self.counts, self.memory = folder, cache, counts or ReadCounts(), memory
+        self._reads = reads or PatientReads(folder, self.counts, memory.in_flight)
         self._flying: dict[SummedPart, _Flight] = {}
         self._lock = threading.Lock()
-        self._repeated_before = self._repeated()
-
-    def _repeated(self) -> int:
-        return self.folder.repeated_requests
+        self._repeated_before = folder.repeated_requests
 
     @property
     def repeated_requests(self) -> int:
         """Requests that the driver of the bucket has repeated by itself since this reader exists."""
-        return self._repeated() - self._repeated_before
+        return self.folder.repeated_requests - self._repeated_before
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without open files and threads. The copy has no cache and its own counts."""
-        return _plain_reader, (self.folder,)
-
-    def array(self, name: str, dtype: Any, count: int, root: str, **options: Any) -> BucketArray:
-        """Return the array of `count` numbers in the file `name`. Nothing is read. `options` are those of the array."""
-        kind = np.dtype(dtype).newbyteorder("<")
-        return BucketArray(self, SummedFile(name, count * kind.itemsize, root), kind, count, **options)
+        return BlockReader, (self.folder,)
 
     def read(self, ranges: Sequence[BlockRange]) -> list[bytes]:
         """Return the verified bytes of all ranges, fetched at the same time.
@@ -97,28 +237,13 @@ class BlockReader:
           StorageError: the bucket does not answer correctly for too long.
         """
         found: dict[SummedPart, bytes] = {}
-        missing = [one for one in ranges if not self._remembered(one, found)]
-        while missing:
-            _Call(self, missing, found).run()
-            missing = [one for one in missing if any(part not in found for part in _parts(one))]
-        return [b"".join([found[part] for part in _parts(one)]) for one in ranges]
-
-    def _remembered(self, one: BlockRange, found: dict[SummedPart, bytes]) -> bool:
-        """Add the blocks of a range that are in memory, and return whether these are all."""
-        complete = True
-        for part in _parts(one):
-            if part in found:
-                continue
-            data = self.memory.blocks.get(part) if one.is_kept else None
-            if data is None:
-                complete = False
-            else:
+        for part in (part for one in ranges if one.is_kept for part in _parts(one)):
+            if part not in found and (data := self.memory.blocks.get(part)) is not None:
                 found[part] = data
-        return complete
-
-
-def _plain_reader(folder: Folder) -> BlockReader:
-    return BlockReader(folder, None, ReadCounts())
+        missing = list(ranges)
+        while missing := [one for one in missing if any(part not in found for part in _parts(one))]:
+            _Call(self, missing, found).run()
+        return [b"".join([found[part] for part in _parts(one)]) for one in ranges]
 
 
 class _Call:
@@ -347,6 +472,22 @@ class _Call:
             data = flight.done.get(part)
             if data is not None:
                 (self._found if kind == BLOCK else self._sums)[part] = data
+
+
+def damaged_part(folder: Folder, part: SummedPart) -> UserError:
+    """Return the error for a part that differs from its checksum, although it was fetched twice."""
+    name, start, stop = part.range
+    what = (
+        f"bytes {start} to {stop - 1}"
+        if name.endswith(SUFFIX)
+        else f"block {part.number} (bytes {start} to {stop - 1})"
+    )
+    return UserError(
+        "E-DATA-180",
+        f"{folder.address}/{name} is damaged",
+        why=f"{what} differs from its checksum, and it was fetched twice",
+        fix=rebuild_fix(folder, name),
+    )
 
 
 def _parts(one: BlockRange) -> Iterator[SummedPart]:

@@ -12,39 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.reads.read_memory import ReadMemory
-from forerun.data.reads.summed_file import BlockRange, SummedFile
+from forerun.data.reads.block_reader import BlockRange, BlockReader, SummedFile
 
 RESIDENT_BYTES = 1 << 16  # a file of at most this size is fetched completely
 WINDOW_BLOCKS = 8  # 4096 offsets: more than the usual distance from a line, in units of a million documents
 LARGEST_WINDOW_BLOCKS = 128
-CHUNK_BYTES = 1 << 23  # read at a time if most numbers of an array are wanted
-
-
-class VerifiedReads(Protocol):
-    """Reads verified blocks (`BlockReader`)."""
-
-    @property
-    def memory(self) -> ReadMemory: ...
-
-    def read(self, ranges: Sequence[BlockRange]) -> list[bytes]:
-        """Return the bytes of all ranges, fetched at the same time."""
 
 
 class BucketArray:
-    """A flat array in a file of a bucket. `BlockReader.array` makes it, and nothing is read then.
+    """A flat array in a file of a bucket. Nothing is read before its numbers are asked for.
 
     Args:
       reader: reads the blocks.
-      file: the file, which contains nothing but the array.
-      dtype: type of the numbers, little endian.
+      name: name of the file, which contains nothing but the array, little endian.
+      dtype: type of the numbers.
       count: how many numbers there are.
+      root: root of the checksums of the file.
       is_kept: whether blocks that were read stay in memory for a while, because they are used again soon.
       is_whole: whether the complete array is fetched at the first use, and stays in memory for a while.
       ends: the first and the last number, if they are known. A search then needs one round trip less.
@@ -52,17 +41,19 @@ class BucketArray:
 
     def __init__(
         self,
-        reader: VerifiedReads,
-        file: SummedFile,
-        dtype: np.dtype[Any],
+        reader: BlockReader,
+        name: str,
+        dtype: Any,
         count: int,
+        root: str,
         *,
         is_kept: bool = False,
         is_whole: bool = False,
         ends: tuple[int, int] | None = None,
     ) -> None:
-        self.reader, self.file, self.dtype, self._count = reader, file, dtype, count
-        self.is_whole = is_whole or (is_kept and file.size_bytes <= RESIDENT_BYTES)
+        self.reader, self.dtype, self._count = reader, np.dtype(dtype).newbyteorder("<"), count
+        self.file = SummedFile(name, count * self.dtype.itemsize, root)
+        self.is_whole = is_whole or (is_kept and self.file.size_bytes <= RESIDENT_BYTES)
         self.is_kept = is_kept and not self.is_whole
         self.ends = ends
 
@@ -72,10 +63,6 @@ class BucketArray:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return the numbers `start` .. `stop - 1` as a read-only array."""
         return read_parts([ArrayPart(self, start, stop)])[0]
-
-    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[NDArray[Any]]:
-        """Return several ranges, which are fetched at the same time."""
-        return read_parts([ArrayPart(self, start, stop) for start, stop in zip(starts, stops, strict=True)])
 
     def at(self, places: ArrayLike) -> NDArray[Any]:
         """Return the numbers at `places` [n]."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.config import schema
-from forerun.data.reads.cache_file import geometry_within, stored_geometry
+from forerun.data.reads.block_cache import BlockCache, geometry_within, stored_geometry
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.source.identity import cache_folder
+from forerun.reporter import Reporter
 from forerun.storage.address import Address
 from forerun.units import Bytes
 
@@ -64,6 +66,18 @@ def cache_size(data: schema.Data) -> CacheSize:
 def bucket_cache(data: schema.Data) -> CacheSize | None:
     """Return the cache that a job uses; None if its store is on this machine, which needs none."""
     return cache_size(data) if data.store is not None and Address.of(data.store).is_bucket else None
+
+
+def job_cache(data: schema.Data, counts: ReadCounts, reporter: Reporter) -> BlockCache | None:
+    """Return the cache of a job, in the cache folder of this host; None if `data.cache_gib` is 0.
+
+    Args:
+      data: the data section of the job.
+      counts: failures are added to it.
+      reporter: receives a message for the user, once for each kind of failure.
+    """
+    size = cache_size(data)
+    return BlockCache(size.file, size.limit_bytes, counts, reporter) if size.limit_bytes else None
 
 
 def _free_bytes(file: Path) -> int:

@@ -8,17 +8,44 @@ another size is damaged, and is not asked for again.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from forerun.data.blocks import SUFFIX
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ByteLimit
-from forerun.data.reads.summed_file import SummedPart
 from forerun.errors import StorageError, UserError
 from forerun.storage.folder import FileRange, Folder
 from forerun.storage.retries import READS
+
+
+@dataclass
+class ReadCounts:
+    """Counts of a process. All threads add to them through `add`."""
+
+    requests: int = 0  # to a bucket
+    read_bytes: int = 0  # from a bucket
+    cache_hits: int = 0  # blocks
+    cache_misses: int = 0  # blocks
+    cache_errors: int = 0  # reads and writes of the cache that failed
+    cache_damaged: int = 0  # blocks of the cache that differed from their checksum
+    damaged_blocks: int = 0  # blocks of a bucket that differed from their checksum and were fetched again
+    failed_requests: int = 0  # requests that failed or were too short, and were repeated
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, **counts: int) -> None:
+        """Add to counts by name."""
+        with self._lock:
+            for name, value in counts.items():
+                setattr(self, name, getattr(self, name) + value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all counts by name."""
+        with self._lock:
+            return {one.name: getattr(self, one.name) for one in fields(self) if not one.name.startswith("_")}
+
 
 # Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and another request
 # costs tens of milliseconds of latency, the work of both sides, and a fee.
@@ -27,6 +54,29 @@ SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completel
 GROUP_BYTES = 1 << 24  # of blocks that one call fetches at a time, so that a large call needs little memory
 PROBES = 3  # requests for the last byte of a range, which decide that an object is too short
 APART = 16  # ranges that are asked for at the same time, one request each, after a failure
+
+
+class ByteLimit:
+    """Admits work as long as its total size is below a limit. Work above the limit is admitted alone."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._used_bytes, self.peak_bytes = limit_bytes, 0, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def admitted(self, size_bytes: int) -> Iterator[None]:
+        """Wait until there is room, and hold it until the block ends."""
+        with self._changed:
+            while self._used_bytes and self._used_bytes + size_bytes > self._limit_bytes:
+                self._changed.wait()
+            self._used_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used_bytes -= size_bytes
+                self._changed.notify_all()
 
 
 class PatientReads:
@@ -167,25 +217,10 @@ def grouped(spans: Iterable[FileRange]) -> Iterator[list[FileRange]]:
 
 def damaged_object(folder: Folder, name: str, why: str) -> UserError:
     """Return the error for an object of a store that is missing or cut short."""
-    return UserError("E-DATA-181", f"{folder.address}/{name} is damaged", why=why, fix=_rebuild(folder, name))
+    return UserError("E-DATA-181", f"{folder.address}/{name} is damaged", why=why, fix=rebuild_fix(folder, name))
 
 
-def damaged_part(folder: Folder, part: SummedPart) -> UserError:
-    """Return the error for a part that differs from its checksum, although it was fetched twice."""
-    name, start, stop = part.range
-    what = (
-        f"bytes {start} to {stop - 1}"
-        if name.endswith(SUFFIX)
-        else f"block {part.number} (bytes {start} to {stop - 1})"
-    )
-    return UserError(
-        "E-DATA-180",
-        f"{folder.address}/{name} is damaged",
-        why=f"{what} differs from its checksum, and it was fetched twice",
-        fix=_rebuild(folder, name),
-    )
-
-
-def _rebuild(folder: Folder, name: str) -> str:
+def rebuild_fix(folder: Folder, name: str) -> str:
+    """Return the fix for a damaged object: the folder to remove."""
     unit = f"{folder.address}/{name.rpartition('/')[0]}".rstrip("/")
     return f"remove the folder {unit} and run the same command again, which rebuilds only that folder"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 
 from forerun.config import schema
-from forerun.data.reads.block_cache import job_cache
 from forerun.data.reads.block_reader import BlockReader, Cache
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.cache_size import job_cache
+from forerun.data.reads.patient_reads import ReadCounts
+from forerun.reporter import Reporter
 from forerun.storage.folder import Folder
 
 NAMES = "data_"  # prefix of the counts in metrics.jsonl and summary.json
 
 
-class StoreReads:
-    """The reads of a job. All threads of a process share it.
+class StoreReads(Reporter):
+    """The reads of a job, which keeps warnings for `take_messages`. All threads of a process share it.
 
     Args:
       cache: the cache of blocks, or None.
@@ -34,8 +35,7 @@ class StoreReads:
         self._readers.append(reader)
         return reader
 
-    def tell(self, text: str) -> None:
-        """Add a message for the user."""
+    def warn(self, text: str) -> None:
         with self._lock:
             self._messages.append(text)
 
@@ -86,7 +86,7 @@ class StoreReads:
 def job_reads(data: schema.Data) -> StoreReads:
     """Return the reads of a job, with its cache."""
     reads = StoreReads()
-    reads.cache = job_cache(data, reads.counts, reads.tell)
+    reads.cache = job_cache(data, reads.counts, reads)
     return reads
 
 

@@ -11,11 +11,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from forerun.data.source.compression import BadZstd
-from forerun.data.source.files import File, unreadable
+from forerun.data.source.files import BadZstd, File, unreadable
 from forerun.data.source.rows import RowError
 from forerun.data.source.values import MAX_ROW_BYTES
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 
 BLOCK_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -79,7 +78,7 @@ def blocks(file: File, stream: BinaryIO) -> Iterator[bytes]:
 def damage(file: File, error: Exception) -> Exception:
     """Return a CorruptFile if the bytes are damaged, or a UserError if the read failed and may succeed later."""
     if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile, BadZstd)):
-        return CorruptFile(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return CorruptFile(first_line(error))
     return error if isinstance(error, UserError) else unreadable(file.name, error)
 
 

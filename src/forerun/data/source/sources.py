@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from forerun.data.source import files, identity, readers
+from forerun.data.source import files, identity, jsonl, plain, separated, tables, token_files
 from forerun.data.source.columns import Columns
-from forerun.data.source.kinds import TOKEN_KINDS
+from forerun.data.source.files import File
+from forerun.data.source.kinds import TABLE_KINDS, TOKEN_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
-from forerun.hub.range_files import RangeFiles
+from forerun.hub.repository import RangeFiles
 
 if TYPE_CHECKING:
     from forerun.config.schema import Data, Part
+
 
 _THREADS = 16
 
@@ -85,7 +87,7 @@ class Source:
         found: list[FilePiece] = []
         left = self.limit
         for piece in every:
-            rows = readers.count(self._rows(piece), left)
+            rows = count_rows(self._rows(piece), left)
             found.append(replace(piece, rows=rows) if rows == left else piece)
             left -= rows
             if not left:
@@ -98,12 +100,12 @@ class Source:
         for row in self._rows(piece):
             if left == 0:
                 return
-            left -= readers.is_row(row)
+            left -= is_row(row)
             yield row
 
     def first_rows(self, count: int) -> list[SourceRow]:
         """Return the good rows among the first `count` rows of the first file."""
-        piece = readers.pieces(self.files[0], 0, 1 << 62, self.separator)[0]
+        piece = file_pieces(self.files[0], 0, 1 << 62, self.separator)[0]
         return [row for row in islice(self._rows(piece), count) if isinstance(row, SourceRow)]
 
     def resolve(self, piece: FilePiece, place: RowPlace) -> RowPlace:
@@ -113,7 +115,7 @@ class Source:
         """
         if place.number is None or piece.start == 0:
             return place
-        return place._replace(number=place.number + readers.before(self.files[piece.file], piece, self.separator))
+        return place._replace(number=place.number + rows_before(self.files[piece.file], piece, self.separator))
 
     def identities(self) -> list[str]:
         """Return for each file a digest of its content, or the checksum that its store reports."""
@@ -140,10 +142,10 @@ class Source:
         return cls(found, given["form"], dict(given["columns"]), given.get("separator"), **more)
 
     def _pieces(self, at: int, piece_bytes: int) -> list[FilePiece]:
-        return readers.pieces(self.files[at], at, piece_bytes, self.separator)
+        return file_pieces(self.files[at], at, piece_bytes, self.separator)
 
     def _rows(self, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
-        return readers.rows(self.files[piece.file], self._roles, piece, self.separator)
+        return file_rows(self.files[piece.file], self._roles, piece, self.separator)
 
     @property
     def _roles(self) -> Columns:
@@ -174,7 +176,7 @@ def open_source(part: Part | Data) -> Source:
         )
     first: BadRow | None = None
     for file in found:
-        columns = readers.recognise(file, part.columns)
+        columns = recognise_file(file, part.columns)
         if isinstance(columns, Columns):
             _require_text(columns.form, part.separator, file)
             given = dict(columns.given)
@@ -200,11 +202,11 @@ class _FirstRows:
 
     def _count(self, file: files.File, most: int) -> int:
         """Return the number of rows of a file, at most `most`. A file whose form is not known has none."""
-        columns = readers.recognise(file, self._part.columns)
+        columns = recognise_file(file, self._part.columns)
         if isinstance(columns, BadRow):
             return 0
-        pieces = readers.pieces(file, 0, 1 << 62, self._part.separator)
-        return sum(readers.count(readers.rows(file, columns, piece, self._part.separator), most) for piece in pieces)
+        pieces = file_pieces(file, 0, 1 << 62, self._part.separator)
+        return sum(count_rows(file_rows(file, columns, piece, self._part.separator), most) for piece in pieces)
 
 
 def _require_text(form: str, separator: str | None, file: files.File) -> None:
@@ -215,3 +217,91 @@ def _require_text(form: str, separator: str | None, file: files.File) -> None:
             why=f"{file.name} holds {form}, and each row is already one document",
             fix="remove data.separator; in a mixture, set it only for parts of plain text",
         )
+
+
+# ---- Dispatch to the reader for the kind of a file ----
+
+
+def recognise_file(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
+    """Return the form of the rows of `file`, or a BadRow if it has none."""
+    if file.kind == "text":
+        return Columns("text", {})
+    if file.kind == "jsonl":
+        return jsonl.recognise(file, given)
+    if file.kind in TABLE_KINDS:
+        return tables.recognise(file, given)
+    if file.kind in TOKEN_KINDS:
+        return token_files.recognise(file, given)
+    return separated.recognise(file, given)
+
+
+def file_rows(
+    file: File, columns: Columns, piece: FilePiece, separator: str | None = None
+) -> Iterator[SourceRow | BadRow]:
+    """Return the rows of one piece, numbered from 1 inside it.
+
+    Iteration continues after a bad row, unless the bad row is the complete file. `separator` divides the texts of
+    files and of rows into token_files.
+    """
+    if file.kind == "text":
+        return plain.rows(file, separator, piece)
+    found = _reader_rows(file, columns, piece)
+    return found if separator is None else _split_rows(found, separator)
+
+
+def _reader_rows(file: File, columns: Columns, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
+    if file.kind == "jsonl":
+        return jsonl.rows(file, columns, piece)
+    if file.kind in TABLE_KINDS:
+        return tables.rows(file, columns, piece)
+    if file.kind in TOKEN_KINDS:
+        return token_files.rows(file, piece)
+    return separated.rows(file, columns)
+
+
+def _split_rows(rows: Iterator[SourceRow | BadRow], separator: str) -> Iterator[SourceRow | BadRow]:
+    """Yield the documents in the texts of the rows. All documents of a row have the place of the row."""
+    for row in rows:
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        found = plain.split_text(row.values["text"], separator)
+        yield from (SourceRow({"text": text}, row.place) for text in found)
+        if not found:
+            yield BadRow(
+                "E-DATA-111", "holds no text", why="it has only separators", fix="delete this row", place=row.place
+            )
+
+
+def is_row(row: SourceRow | BadRow) -> bool:
+    """Return whether `row` is a row, good or bad, and not the rest of a damaged file."""
+    return not (isinstance(row, BadRow) and row.whole_file)
+
+
+def count_rows(rows: Iterator[SourceRow | BadRow], most: int) -> int:
+    """Return the number of rows, at most `most`. Rows after these are not read."""
+    return sum(1 for _ in islice(filter(is_row, rows), most))
+
+
+def file_pieces(file: File, at: int, piece_bytes: int, separator: str | None = None) -> list[FilePiece]:
+    """Return `file` as pieces of about `piece_bytes`. `at` is its number in the source."""
+    if file.kind == "text":
+        return plain.pieces(file, at, piece_bytes, separator)
+    if file.kind == "jsonl":
+        return jsonl.pieces(file, at, piece_bytes)
+    if file.kind in TABLE_KINDS:
+        return tables.pieces(file, at, piece_bytes)
+    if file.kind in TOKEN_KINDS:
+        return token_files.pieces(file, at, piece_bytes)
+    return [FilePiece(at, 0, file.size_bytes())]
+
+
+def rows_before(file: File, piece: FilePiece, separator: str | None = None) -> int:
+    """Return the number of lines, rows or documents before the piece. This may read the file up to the piece."""
+    if file.kind == "text":
+        return plain.before(file, piece, separator)
+    if file.kind == "jsonl":
+        return jsonl.before(file, piece)
+    if file.kind in TOKEN_KINDS:
+        return piece.start
+    return tables.before(file, piece) if file.kind in TABLE_KINDS else 0

@@ -18,6 +18,7 @@ from forerun.data.source.files import File, library
 from forerun.data.source.lines import CorruptFile, damage, damaged, no_rows
 from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
 from forerun.data.source.values import MAX_ROW_BYTES, Check, checker, too_large
+from forerun.errors import first_line
 
 _BATCH_ROWS = 256
 _IMPOSSIBLE_BYTES = 1 << 44
@@ -193,7 +194,7 @@ def _error_for(file: File, error: Exception) -> Exception:
     if isinstance(error, MemoryError):
         own = max(map(int, re.findall(r"\d+", str(error))), default=0) > _IMPOSSIBLE_BYTES
     if bare or own or isinstance(error, UnicodeDecodeError):
-        return CorruptFile(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return CorruptFile(first_line(error))
     return damage(file, error)
 
 
@@ -224,7 +225,7 @@ def _valid_parts(batch: Any) -> Iterator[Any]:
         size = sum(_unshared(column).nbytes for column in batch.columns)
         fault = too_large(size) if size > MAX_ROW_BYTES else None
     except Exception as error:
-        why = str(error).splitlines()[0]
+        why = first_line(error)
         if batch.num_rows == 1 and "UTF8" not in why:
             raise CorruptFile(why) from error
         fault = RowError("E-DATA-060", "not UTF-8", why=why, fix="write the file again without this row")

@@ -2,33 +2,156 @@
 
 Any process may be killed at any time and started again, on any number of machines that share the folder or the bucket.
 This is safe because the bytes of a unit depend only on the data and the recipe, and because one rename, or one object
-of a bucket, makes a unit visible (`publication.py`).
+of a bucket, makes a unit visible (`unit.py`).
+
+The hosts of a run share the work on a store in a bucket. Host i of n builds the units u with u % n == i and waits for
+the others. If no unit is added for longer than a unit can take, a host builds the missing units itself. This is
+wasteful but safe, because all hosts write the same bytes.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forerun.data import checked_json
+from forerun.data.source.rows import BadRow, RowPlace
 from forerun.data.source.sources import Source
-from forerun.data.tokens.engines.engine import ATTEMPTS, Event, StartEngine, UnitEngine
-from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.memory import no_memory
-from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.recipe import FORMAT, Recipe
-from forerun.data.tokens.shared_store.host_share import missing_after_waiting
-from forerun.data.tokens.shared_store.publication import remove_leftovers
 from forerun.data.tokens.store import INDEX, index_entry, read_index
-from forerun.data.tokens.unit import Unit, listed_units, storage_error, summaries_of, summary_of, unit_name, units_of
+from forerun.data.tokens.unit import (
+    Unit,
+    listed_units,
+    read_skipped,
+    remove_leftovers,
+    storage_error,
+    summaries_of,
+    summary_of,
+    unit_name,
+    units_of,
+)
+from forerun.data.tokens.worker_pool import ATTEMPTS, Event, Pool, StartEngine, UnitEngine
 from forerun.errors import StorageError, UserError
 from forerun.progress import TaskSpeed
 from forerun.storage.folder import Folder
 from forerun.storage.open_folder import folder_at
+from forerun.units import Bytes, Count, Seconds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on what may be skipped. `rows` is a share of bad rows if below 1, else a number. `files` is a number."""
+
+    rows: float = 0.0
+    files: int = 0
+
+    def check(self, store: Path | Folder, units: Iterable[dict[str, Any]], *, whole: bool) -> None:
+        """Raise UserError if `units` have more bad rows or damaged files than allowed.
+
+        `units` are the summaries of all units (`whole`) or of the first ones. A share is only checked for all units,
+        a number also for the first ones.
+        """
+        rows = bad = 0
+        names: list[str] = []  # of units with a record
+        damaged: dict[str, None] = {}
+        for unit in units:
+            rows, bad = rows + unit["rows"], bad + unit["bad"]
+            damaged |= dict.fromkeys(unit["bad_files"])
+            names += [unit_name(unit["unit"], unit["of"])] if unit["bad"] or unit["bad_files"] else []
+        if len(damaged) > self.files:
+            faults = (one for one in read_skipped(store, names) if one["whole_file"])
+            raise self._too_many(faults, len(damaged), None, "file", "are damaged", "bad_files", self.files)
+        allowed = self.rows * rows if self.rows < 1 else self.rows
+        if bad > allowed and (whole or not 0 < self.rows < 1):
+            faults = (one for one in read_skipped(store, names) if not one["whole_file"])
+            raise self._too_many(faults, bad, rows, "row", "are bad", "bad_rows", self.rows)
+
+    def _too_many(
+        self, faults: Iterable[dict[str, Any]], many: int, of: int | None, word: str, verb: str, key: str, limit: float
+    ) -> UserError:
+        """Return the error for too many bad rows or files. With a limit of 0 it is the error of the first one."""
+        first = [bad_from(one) for one in islice(faults, 3)]
+        if limit == 0:
+            return stopped(first[0])
+        among = "" if of is None else f" of {of}"
+        return UserError(
+            "E-DATA-103",
+            f"{many}{among} {word}s {verb}, and data.{key} allows {_number(limit)}",
+            why="\n".join([f"{bad.place}: {bad.what}" for bad in first] + ["..."] * (many > 3)),
+            fix=f"fix them, or skip them: data.{key}={many}",
+        )
+
+
+def stopped(bad: BadRow) -> UserError:
+    """Return the error for a bad row that ends the build. Its fix names the key that allows such rows."""
+    error = bad.error()
+    key = "bad_files" if bad.whole_file else "bad_rows"
+    if f"data.{key}" not in error.fix:
+        error.fix += f"; to skip such {key.removeprefix('bad_')}: data.{key}=N"
+    return error
+
+
+def bad_from(one: dict[str, Any]) -> BadRow:
+    """Return the bad row of a record."""
+    place = RowPlace(one["file"], one["number"], one["word"])
+    return BadRow(one["code"], one["what"], one["why"], one["fix"], place, one["whole_file"])
+
+
+def _number(limit: float) -> str:
+    return f"{limit:.3g} of them" if limit < 1 else f"{limit:.0f}"
+
+
+POLL_SECONDS = 5.0
+LISTING_SHARE = 0.1  # of the waiting time; listing a store of 52,000 units takes seconds
+PATIENCE_SECONDS = 60.0
+SLOW_BYTES_PER_SECOND = 1e6  # a worker that tokenizes at this speed is slow
+
+
+def missing_after_waiting(
+    store: Folder,
+    units: Sequence[Unit],
+    is_complete: Callable[[], bool],
+    *,
+    first: bool,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Unit] | None:
+    """Wait until other hosts have finished the store. Return None if they have, else the units to build here.
+
+    Args:
+        store: The store.
+        units: All units of the store.
+        is_complete: Returns whether the index exists.
+        first: Whether this is the host that writes the index. Another one does so only if the index is late.
+        sleep: Waits for a number of seconds.
+        clock: Returns the time in seconds.
+
+    Returns:
+        None if the store is complete. An empty list if all units exist and this host must write the index.
+    """
+    known, changed = -1, clock()
+    while not is_complete():
+        began = clock()
+        names = listed_units(store)
+        missing = [unit for unit in units if unit.name not in names]
+        now = clock()
+        if len(missing) != known:
+            known, changed = len(missing), now
+        if not missing and (first or now - changed > PATIENCE_SECONDS):
+            return []
+        largest = max((unit.size_bytes for unit in missing), default=0)
+        if missing and now - changed > PATIENCE_SECONDS + largest / SLOW_BYTES_PER_SECOND:
+            return missing
+        sleep(max(POLL_SECONDS, (now - began) / LISTING_SHARE))
+    return None
+
 
 __all__ = ["BuildProgress", "Limits", "build", "is_complete"]
 
@@ -45,8 +168,13 @@ class BuildProgress:
     units: int
     eta_seconds: float | None  # None: not known yet
 
+    def text(self, name: str) -> str:
+        """Return a line about the progress of the part `name` of the data."""
+        share = self.done_bytes / max(1, self.total_bytes)
+        eta = "" if self.eta_seconds is None else f"  eta {Seconds(self.eta_seconds)}"
+        return f"tokenizing {name}: {share:.0%} of {Bytes(self.total_bytes)}  {Count(self.tokens)} tokens{eta}"
 
-Tell = Callable[[BuildProgress], None]
+
 Place = TypeVar("Place", Path, Folder)
 
 
@@ -58,7 +186,7 @@ def build(
     workers: int | None = None,
     shard: tuple[int, int] = (0, 1),
     limits: Limits | None = None,
-    progress: Tell | None = None,
+    on_unit: Callable[[BuildProgress], None] | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
 ) -> Place:
@@ -73,7 +201,7 @@ def build(
         shard: (i, n) builds only the units u with u % n == i. The process that finds all units finished writes the
             index, so the result may be a store for which `is_complete` is still false.
         limits: How many bad rows and damaged files may be skipped, by default none.
-        progress: Called with the progress of the build.
+        on_unit: Called with the progress of the build.
         engine: Starts what builds the units, by default worker processes of this machine.
         host: (i, n) for host i of the n hosts of a run. They share the work on a store in a bucket, and wait for each
             other. On a local disk, each host builds all units.
@@ -101,7 +229,7 @@ def build(
         shares = [shard] if store.is_local else [shard, host]
         mine: list[Unit] | None = [unit for unit in units if all(unit.number % n == i for i, n in shares)]
         while mine is not None:
-            _Build(store, source, recipe, units, mine, limits, progress).run(engine, workers)
+            _Build(store, source, recipe, units, mine, limits, on_unit).run(engine, workers)
             alone = store.is_local or host[1] == 1 or shard[1] > 1
             mine = (
                 None if alone else missing_after_waiting(store, units, partial(is_complete, store), first=not host[0])
@@ -127,10 +255,10 @@ class _Build:
         units: Sequence[Unit],
         mine: Sequence[Unit],
         limits: Limits,
-        tell: Tell | None,
+        on_unit: Callable[[BuildProgress], None] | None,
     ) -> None:
         self._store, self._source, self._recipe, self._units = store, source, recipe, units
-        self._limits, self._tell = limits, tell
+        self._limits, self._on_unit = limits, on_unit
         self._mine = mine
         self._summaries: dict[int, dict[str, Any]] = {}
         self._failed: dict[int, Exception] = {}
@@ -290,8 +418,8 @@ class _Build:
         self._limits.check(self._store, units, whole=True)
 
     def _report(self) -> None:
-        if self._tell is not None:
-            self._tell(self._counts.progress(len(self._summaries), len(self._mine)))
+        if self._on_unit is not None:
+            self._on_unit(self._counts.progress(len(self._summaries), len(self._mine)))
 
 
 class _BuildCounts:

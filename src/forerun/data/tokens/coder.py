@@ -1,6 +1,7 @@
 """Coders, which encode texts with a tokenizer.
 
-Special tokens that a text contains become plain text. Special tokens that a chat template writes become ids.
+Special tokens that a text contains become plain text. Special tokens that a chat template writes become ids. A text
+that cannot be encoded has one of the problems below, to which the caller adds the place of the row.
 """
 
 from __future__ import annotations
@@ -9,14 +10,52 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from forerun.data.tokenizer_file import read_content
+from forerun.data.tokenizer import read_content
 from forerun.data.tokens.memory import limited_memory
 from forerun.data.tokens.protection import Ids, Protection, Spans, ids_and_spans, is_protected, without_extras
 from forerun.data.tokens.recipe import BYTES
+from forerun.errors import Problem
+
+EMPTY = Problem(
+    "E-DATA-106", "the text is empty", why="it gives no token", fix="remove the row, or allow it: data.bad_rows=1"
+)
+FORGED = Problem(
+    "E-DATA-107",
+    "the text contains a special token",
+    why="this tokenizer cannot encode it as plain text",
+    fix="remove it from the text, or allow it: data.special_tokens=true",
+)
+HALF = Problem(
+    "E-DATA-108",
+    "the text has half of a surrogate pair",
+    why="it cannot be written as UTF-8",
+    fix="write the data again with complete characters",
+)
+DEEP = Problem(
+    "E-DATA-109",
+    "it is nested too deeply",
+    why="lists or objects have about a thousand levels",
+    fix="remove the row",
+)
+
+
+def said(value: Any) -> str:
+    """Return the repr of a value for a message, shortened to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether a text contains half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class Coder(Protocol):

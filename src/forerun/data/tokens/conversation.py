@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.data.tokens.coder import Coder
-from forerun.data.tokens.problems import HALF, has_lone_surrogate
+from forerun.data.tokens.coder import HALF, Coder, has_lone_surrogate
 from forerun.data.tokens.protection import MARK, Ids, Spans, any_text, unmarked_flags
 from forerun.data.tokens.recipe import Recipe
 from forerun.errors import Problem, UserError

@@ -1,5 +1,9 @@
 """Encoding of rows: the tokens of each document, and which of them have a loss.
 
+Prompts and answers of a row become the messages of a conversation, or two plain texts. Alpaca rows have an instruction,
+optionally an input, and an output. As messages, the user says the instruction and, on the next line, the input. As
+plain text, the prompt is the one that the Alpaca models were trained with.
+
 `forerun.data.source.values` has checked the types of all values of a row, so the encoders do not check them again.
 """
 
@@ -12,14 +16,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.data.source.rows import BadRow, SourceRow
-from forerun.data.tokens.coder import Coder, open_coder
+from forerun.data.tokens.coder import DEEP, EMPTY, FORGED, HALF, Coder, has_lone_surrogate, open_coder
 from forerun.data.tokens.conversation import Conversations
-from forerun.data.tokens.exchange import CONVERSATION_FORMS, PROMPT_FORMS, conversation_of, plain_texts
 from forerun.data.tokens.pair import PairCoder
-from forerun.data.tokens.problems import DEEP, EMPTY, FORGED, HALF, has_lone_surrogate
 from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import Recipe
 from forerun.errors import Problem, UserError
+
+PROMPT_FORMS = ("prompt/completion", "alpaca")  # plain texts that can become messages
+CONVERSATION_FORMS = ("messages", "prompt/completion messages")  # rows that contain messages
+_ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{0}\n\n### Response:\n"
+)
+_ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+    "response that appropriately completes the request.\n\n"
+    "### Instruction:\n{0}\n\n### Input:\n{1}\n\n### Response:\n"
+)
+
+
+def conversation_of(form: str, values: dict[str, Any]) -> tuple[list[Any], int]:
+    """Return the messages of a row, and how many of them are the prompt, whose answers have no loss."""
+    if form == "messages":
+        return values["messages"], 0
+    if form == "alpaca":
+        said = values.get("input", "")
+        asked = f"{values['instruction']}\n{said}" if said else values["instruction"]
+        return [_text_message("user", asked), _text_message("assistant", values["output"])], 0
+    prompt, completion = values["prompt"], values["completion"]
+    asked = [_text_message("user", prompt)] if isinstance(prompt, str) else prompt
+    answer = [_text_message("assistant", completion)] if isinstance(completion, str) else completion
+    return [*asked, *answer], len(asked)
+
+
+def plain_texts(form: str, values: dict[str, Any]) -> tuple[str, str]:
+    """Return the prompt and the completion of a row, to be joined without a chat template."""
+    if form != "alpaca":
+        return values["prompt"], values["completion"]
+    said = values.get("input", "")
+    asked = _ALPACA_WITH_INPUT if said else _ALPACA
+    return asked.format(values["instruction"], said), values["output"]
+
+
+def _text_message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
 
 Mask = NDArray[np.bool_]
 

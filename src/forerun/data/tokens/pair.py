@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.data.tokens.coder import Coder
+from forerun.data.tokens.coder import Coder, said
 from forerun.data.tokens.conversation import Conversations, common_length
-from forerun.data.tokens.problems import said
 from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import Recipe
 from forerun.errors import Problem

@@ -55,7 +55,7 @@ class Recipe:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Recipe:
-        return Recipe(**values | {"ignored_fields": tuple(values.get("ignored_fields", ()))})
+        return Recipe(**values | {"ignored_fields": tuple(values["ignored_fields"])})
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that are part of the key: all except the locations of tokenizer and template.
@@ -72,42 +72,13 @@ class Recipe:
         return hashlib.sha256(canonical([source.identities(), _form(source), self.settings()])).hexdigest()[:32]
 
 
-def recipe_for(
-    tokenizer: Tokenizer,
-    *,
-    vocab: int | None = None,
-    template: str | None = None,
-    special: dict[str, Any] | None = None,
-    loss_on: Literal["answers", "all"] = "answers",
-    special_tokens: bool = False,
-    validation: float = 0.0,
-    template_origin: str | None = None,
-    apply_template: bool = False,
-    system: str | None = None,
-    ignored_fields: tuple[str, ...] = (),
-) -> Recipe:
-    """Return the recipe for a tokenizer. The other arguments are the fields of `Recipe`.
+def recipe_for(tokenizer: Tokenizer, vocab: int | None = None, **settings: Any) -> Recipe:
+    """Return the recipe for a tokenizer. `settings` are other fields of `Recipe`.
 
     `vocab` is the vocabulary size of the model, by default that of the tokenizer.
     """
-    path = tokenizer.path
-    digest = BYTES if path == BYTES else _digest(path)
-    bound = tokenizer.vocab if vocab is None else vocab
-    return Recipe(
-        path,
-        digest,
-        tokenizer.eos,
-        bound,
-        template,
-        special or {},
-        loss_on,
-        special_tokens,
-        validation,
-        template_origin,
-        apply_template,
-        system,
-        ignored_fields,
-    )
+    digest = BYTES if tokenizer.path == BYTES else _digest(tokenizer.path)
+    return Recipe(tokenizer.path, digest, tokenizer.eos, tokenizer.vocab if vocab is None else vocab, **settings)
 
 
 def canonical(value: Any) -> bytes:

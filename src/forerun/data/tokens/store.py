@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forerun.data import checked_json
-from forerun.data.blocks import SUFFIX, BlockSums
+from forerun.data.blocks import BlockSums
 from forerun.data.reads.store_reads import StoreReads
 from forerun.data.source.rows import BadRow
 from forerun.data.tokens.recipe import FORMAT
-from forerun.data.tokens.shared_store.publication import local_folder
-from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.stored_documents import StoredDocuments
-from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summaries_of, unit_damage, unit_name
+from forerun.data.tokens.unit import SUMMARY, local_folder, read_skipped, summaries_of, unit_damage, unit_name
+from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.errors import UserError
 from forerun.storage.folder import FileRange, Folder, remove_command
 from forerun.storage.open_folder import folder_at
@@ -47,7 +45,6 @@ class TokenStore:
     validation: StoredDocuments | None  # None: no document is held out
     rows: int  # including bad ones
     bad: int
-    checked: bool  # False: an earlier version of forerun wrote some units without checksums of blocks
 
     @property
     def counts(self) -> TokenCounts:
@@ -59,7 +56,7 @@ class TokenStore:
     @property
     def skipped(self) -> Iterator[BadRow]:
         """The skipped rows and files, in the order of the data."""
-        from forerun.data.tokens.policy import bad_from
+        from forerun.data.tokens.build import bad_from
 
         units = self.train.units
         names = [unit_name(unit["unit"], unit["of"]) for unit in map(units.__getitem__, units.faulty)]
@@ -80,30 +77,28 @@ def open_store(folder: Path | Folder, *, verify: bool = False, reads: StoreReads
     folder = folder_at(folder)
     if verify:
         check(folder)
-    index, checked = _index(folder)
+    index = _index(folder)
     units: UnitTable = index["units"]
     vocab = index["recipe"]["vocab"]
     reader = None if folder.is_local else (reads or StoreReads()).reader(folder)
     train, kept = (StoredDocuments(folder, side, vocab, units, reader) for side in ("train", "validation"))
     rows, bad = (int(units.column(name).sum()) for name in ("rows", "bad"))
-    return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
+    return TokenStore(folder, train, kept if len(kept) else None, rows, bad)
 
 
 def read_index(folder: Path | Folder) -> dict[str, Any]:
     """Return the index of a finished store. Its `units` are a `UnitTable`."""
-    return _index(folder_at(folder))[0]
+    return _index(folder_at(folder))
 
 
 def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a unit's summary that the index holds."""
-    keys = ("unit", "of", "rows", "bad", "bad_files", "sides", "blocks")
-    return {key: summary[key] for key in keys if key in summary}
+    return {key: summary[key] for key in ("unit", "of", "rows", "bad", "bad_files", "sides", "blocks")}
 
 
-def _index(folder: Folder) -> tuple[dict[str, Any], bool]:
-    """Return the index, and whether it and every unit have checksums of their blocks."""
+def _index(folder: Folder) -> dict[str, Any]:
     try:
-        index, checked = decode_index(folder.read(INDEX))
+        index = decode_index(folder.read(INDEX))
     except FileNotFoundError:
         raise UserError(
             "E-DATA-104",
@@ -115,61 +110,30 @@ def _index(folder: Folder) -> tuple[dict[str, Any], bool]:
         raise _damaged_index(folder, str(error)) from None
     if index.get("format") != FORMAT:
         raise _damaged_index(folder, f"its format is {index.get('format')}, and this version reads {FORMAT}")
-    return index, checked and index["units"].checked
+    return index
 
 
-def check(store: Path | Folder, *, upgrade: bool = False) -> bool:
-    """Read all files, and raise UserError for the first one that differs from its checksum.
-
-    With `upgrade`, add checksums of blocks to units that an earlier version of forerun wrote without them, unless the
-    store is in a bucket. The digests of the documents do not change. Return whether any checksums were added.
-    """
+def check(store: Path | Folder) -> None:
+    """Read all files, and raise UserError for the first one that differs from its checksum."""
     folder = folder_at(store)
-    index, checked = _index(folder)
-    upgrade = upgrade and folder.is_local
+    index = _index(folder)
     names = [unit_name(unit["unit"], unit["of"]) for unit in index["units"]]
     summaries = dict(summaries_of(folder, names))
-    units = [
-        _checked_unit(folder, name, unit, summaries.get(name), upgrade=upgrade)
-        for name, unit in zip(names, index["units"], strict=True)
-    ]
-    if checked or not upgrade:
-        return False
-    # Write the index last: an interrupted upgrade then leaves a store without block checksums, which works as before.
-    folder.replace(INDEX, checked_json.encode(index | {"units": units}))
-    return True
+    for name, unit in zip(names, index["units"], strict=True):
+        summary = summaries.get(name)
+        if summary is None:
+            why = "it differs from its checksum, or a file of the unit is missing or has another size"
+            raise unit_damage(folder, f"{name}/{SUMMARY}", why)
+        if any(summary.get(key) != value for key, value in unit.items()):
+            raise unit_damage(folder, f"{name}/{SUMMARY}", f"it differs from {INDEX}")
+        roots = {file: _compared(folder, f"{name}/{file}", **about) for file, about in summary["files"].items()}
+        for file, root in summary["blocks"].items():
+            if roots[file] != root:
+                raise unit_damage(folder, f"{name}/{file}", "the checksums of its blocks differ")
 
 
-def _checked_unit(
-    folder: Folder, name: str, unit: dict[str, Any], summary: dict[str, Any] | None, *, upgrade: bool
-) -> dict[str, Any]:
-    """Compare all files of a unit with their checksums, and return its entry for the index.
-
-    With `upgrade`, add checksums of blocks to the unit and to the entry.
-    """
-    home = folder.inside(name)
-    if summary is None:
-        why = "it differs from its checksum, or a file of the unit is missing or has another size"
-        raise unit_damage(folder, f"{name}/{SUMMARY}", why)
-    if any(summary.get(key) != value for key, value in unit.items()):
-        raise unit_damage(folder, f"{name}/{SUMMARY}", f"it differs from {INDEX}")
-    found = {file: _compared(folder, f"{name}/{file}", **about) for file, about in summary["files"].items()}
-    if upgrade and "blocks" not in summary:
-        sums = {file: content for file, content in found.items() if file != SKIPPED}
-        summary["blocks"] = {file: root for file, (_, root) in sums.items()}
-        for file, (content, _) in sums.items():
-            home.replace(file + SUFFIX, content)
-            about = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            summary["files"][file + SUFFIX] = about
-        home.replace(SUMMARY, checked_json.encode(summary, indent=1))
-    for file, root in summary.get("blocks", {}).items():
-        if found[file][1] != root:
-            raise unit_damage(folder, f"{name}/{file}", "the checksums of its blocks differ")
-    return index_entry(summary)
-
-
-def _compared(folder: Folder, file: str, *, bytes: int, sha256: str) -> tuple[bytes, str]:
-    """Compare a file with its size and checksum, and return the checksums of its blocks and their root."""
+def _compared(folder: Folder, file: str, *, bytes: int, sha256: str) -> str:
+    """Compare a file with its size and checksum, and return the root of the checksums of its blocks."""
     digest, blocks = hashlib.sha256(), BlockSums()
     ranges = [FileRange(file, at, min(at + CHUNK_BYTES, bytes)) for at in range(0, bytes, CHUNK_BYTES)]
     for first in range(0, len(ranges), CHUNKS_AT_ONCE):
@@ -178,7 +142,7 @@ def _compared(folder: Folder, file: str, *, bytes: int, sha256: str) -> tuple[by
             blocks.update(data)
     if digest.hexdigest() != sha256:
         raise unit_damage(folder, file, f"its checksum is {digest.hexdigest()[:12]}, but {sha256[:12]} is recorded")
-    return blocks.finish()
+    return blocks.finish()[1]
 
 
 def _damaged_index(folder: Folder, why: str) -> UserError:

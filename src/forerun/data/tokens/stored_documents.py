@@ -24,9 +24,8 @@ from forerun.data.disk_array import DiskArray
 from forerun.data.documents import DocumentCounts, Mask, Tokens
 from forerun.data.reads.block_reader import BlockReader
 from forerun.data.reads.bucket_array import ArrayPart, BucketArray, numbers_at, places_of, read_parts
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.unit import token_type, unit_name
+from forerun.data.tokens.unit_table import UnitTable
 from forerun.storage.folder import Folder
 
 OPEN_UNITS = 128  # each has up to three open files
@@ -71,7 +70,7 @@ class StoredDocuments:
     @property
     def learned(self) -> int:
         """The number of tokens with a loss."""
-        return int(self._recorded("learned").sum())
+        return int(self.units.counts(self.side, "learned").sum())
 
     @property
     def masked(self) -> bool:
@@ -79,67 +78,54 @@ class StoredDocuments:
 
     @property
     def largest(self) -> int:
-        return int(self._recorded("largest").max(initial=0))
+        return int(self.units.counts(self.side, "largest").max(initial=0))
 
     @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.units.digests(self.side)).hexdigest()[:12]
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
-        wanted = np.asarray(documents, np.int64)
-        flat = wanted.ravel()
+        numbers = np.asarray(documents, np.int64)
+        flat = numbers.ravel()
         if flat.size and (flat.min() < 0 or flat.max() > len(self)):
             raise IndexError(f"document {flat.max()} of {len(self)}")
-        found = np.full(flat.shape, self.tokens, np.int64)
-        inside = flat < len(self)
-        numbers = np.searchsorted(self._first_document, flat, side="right") - 1
-        touched = np.unique(numbers[inside]).tolist()
-        places = [(numbers == number) & inside for number in touched]
-        for number, here, local in zip(
-            touched,
-            places,
-            self._offsets_at(
-                (n, flat[here] - self._first_document[n]) for n, here in zip(touched, places, strict=True)
-            ),
-            strict=True,
-        ):
-            found[here] = self._first_token[number] + local
-        return found.reshape(wanted.shape)
-
-    def _offsets_at(self, requests: Iterable[tuple[int, NDArray[np.int64]]]) -> Iterable[NDArray[np.int64]]:
-        """Return the offsets at some places of each unit. In a bucket, those of all units are fetched together."""
+        begins = np.full(flat.shape, self.tokens, np.int64)
+        units = self._by_unit(flat, np.flatnonzero(flat < len(self)), self._first_document)
         if self.folder.is_local:  # unit after unit: they cannot all be open
-            return (self._unit(number).offsets.at(places) for number, places in requests)
-        return numbers_at([(self._bucket_offsets(number), places) for number, places in requests])
+            offsets: Iterable[NDArray[np.int64]] = (self._unit(unit).offsets.at(inside) for unit, _, inside in units)
+        else:  # those of all units are fetched together
+            offsets = numbers_at([(self._bucket_offsets(unit), inside) for unit, _, inside in units])
+        for (unit, places, _), unit_offsets in zip(units, offsets, strict=True):
+            begins[places] = self._first_token[unit] + unit_offsets
+        return begins.reshape(numbers.shape)
 
-    def _places_of(self, requests: Iterable[tuple[int, NDArray[np.int64]]]) -> Iterable[NDArray[np.int64]]:
-        """Return how many offsets of each unit are at most as large as each value."""
+    def holding(self, addresses: ArrayLike) -> NDArray[np.int64]:
+        numbers = np.asarray(addresses, np.int64)
+        flat = numbers.ravel()
+        if flat.size and (flat.min() < 0 or flat.max() >= self.tokens):
+            raise IndexError(f"token {flat.max()} of {self.tokens}")
+        documents = np.zeros(flat.shape, np.int64)
+        units = self._by_unit(flat, np.arange(flat.size), self._first_token)
         if self.folder.is_local:
-            return (self._unit(number).offsets.places_of(values) for number, values in requests)
-        return places_of([(self._bucket_offsets(number), values) for number, values in requests])
+            counts: Iterable[NDArray[np.int64]] = (self._unit(unit).offsets.places_of(at) for unit, _, at in units)
+        else:
+            counts = places_of([(self._bucket_offsets(unit), inside) for unit, _, inside in units])
+        for (unit, places, _), offsets_before in zip(units, counts, strict=True):
+            documents[places] = self._first_document[unit] + offsets_before - 1
+        return documents.reshape(numbers.shape)
+
+    def _by_unit(
+        self, numbers: NDArray[np.int64], places: NDArray[np.int64], firsts: NDArray[np.int64]
+    ) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Group the numbers at `places` by unit: the unit, the places of its numbers, and the numbers inside of it."""
+        units = np.searchsorted(firsts, numbers[places], side="right") - 1
+        groups = ((unit, places[units == unit]) for unit in np.unique(units).tolist())
+        return [(unit, here, numbers[here] - firsts[unit]) for unit, here in groups]
 
     def _bucket_offsets(self, number: int) -> BucketArray:
         offsets = self._unit(number).offsets
         assert isinstance(offsets, BucketArray)
         return offsets
-
-    def holding(self, addresses: ArrayLike) -> NDArray[np.int64]:
-        wanted = np.asarray(addresses, np.int64)
-        flat = wanted.ravel()
-        if flat.size and (flat.min() < 0 or flat.max() >= self.tokens):
-            raise IndexError(f"token {flat.max()} of {self.tokens}")
-        found = np.zeros(flat.shape, np.int64)
-        numbers = np.searchsorted(self._first_token, flat, side="right") - 1
-        touched = np.unique(numbers).tolist()
-        places = [numbers == number for number in touched]
-        for number, here, local in zip(
-            touched,
-            places,
-            self._places_of((n, flat[here] - self._first_token[n]) for n, here in zip(touched, places, strict=True)),
-            strict=True,
-        ):
-            found[here] = self._first_document[number] + local - 1
-        return found.reshape(wanted.shape)
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         if not 0 <= start <= stop <= self._token_starts[-1]:
@@ -149,7 +135,8 @@ class StoredDocuments:
         number = bisect_right(self._token_starts, start) - 1
         if start < stop <= self._token_starts[number + 1]:  # fast path: almost every row is in one unit
             return self._within(number, start, stop)
-        return self._joined(list(self._parts(start, stop)))
+        firsts = self._token_starts
+        return self._joined([self._within(n, firsts[n] + a, firsts[n] + b) for n, a, b in self._pieces(start, stop)])
 
     def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
         """Return `read` of each range. In a bucket, all ranges are fetched at the same time."""
@@ -215,29 +202,10 @@ class StoredDocuments:
         bits = None if unit.learned is None else _bits(unit.learned, start - first, stop - first)
         return unit.tokens.read(start - first, stop - first), bits
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[Tokens, Mask | None]]:
-        for number, a, b in self._pieces(start, stop):
-            first = self._token_starts[number]
-            yield self._within(number, first + a, first + b)
-
     @property
-    def counts_without_reading(self) -> DocumentCounts | None:
-        """Counts of the index of a store in a bucket; None for a local store and for one without these counts.
-
-        Without them, all documents are counted.
-        """
-        if self.folder.is_local:
-            return None
+    def counts(self) -> DocumentCounts:
         longest, single, targets = (self.units.counts(self.side, name) for name in ("longest", "single", "targets"))
-        if longest is None or single is None or targets is None:
-            return None
         return DocumentCounts(int(longest.max(initial=0)), int(single.sum()), int(targets.sum()))
-
-    def _recorded(self, name: str) -> NDArray[np.int64]:
-        """Return a count of all units that every version of forerun records."""
-        column = self.units.counts(self.side, name)
-        assert column is not None
-        return column
 
     @property
     def token_bytes(self) -> int:
@@ -265,7 +233,7 @@ class StoredDocuments:
         return self._first_token.tolist()  # faster than the array for single numbers
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._recorded(what))])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.units.counts(self.side, what))])
 
     @cached_property
     def _opened(self) -> OrderedDict[int, _Unit]:
@@ -286,7 +254,7 @@ class StoredDocuments:
 
     @cached_property
     def _reader(self) -> BlockReader:
-        return self.reader or BlockReader(self.folder, None, ReadCounts())
+        return self.reader or BlockReader(self.folder)
 
     @cached_property
     def _are_offsets_whole(self) -> bool:
@@ -297,10 +265,10 @@ class StoredDocuments:
         if not self.folder.is_local:
             return self._open_in_bucket(unit, about)
         name = f"{unit_name(unit['unit'], unit['of'])}/{self.side}"
-        roots = unit.get("blocks", {})
 
         def array(what: str, dtype: type[Any], count: int) -> DiskArray:
-            return _array(Path(self.folder.address) / f"{name}.{what}", dtype, count, roots.get(f"{self.side}.{what}"))
+            path = Path(self.folder.address) / f"{name}.{what}"
+            return _array(path, dtype, count, unit["blocks"][f"{self.side}.{what}"])
 
         tokens = array("tokens", self._type, about["tokens"])
         offsets = array("offsets", np.int64, about["documents"] + 1)
@@ -315,7 +283,7 @@ class StoredDocuments:
 
         def array(what: str, dtype: type[Any], count: int, **options: Any) -> BucketArray:
             name = f"{self.side}.{what}"
-            return self._reader.array(f"{home}/{name}", dtype, count, unit["blocks"][name], **options)
+            return BucketArray(self._reader, f"{home}/{name}", dtype, count, unit["blocks"][name], **options)
 
         kept = self.extent_tokens > 0 and self._reader.cache is None
         whole = self._are_offsets_whole and 8 * count <= WHOLE_OFFSETS_BYTES
@@ -330,7 +298,7 @@ class StoredDocuments:
         return {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_lock", "_reader")}
 
 
-def _array(path: Path, dtype: type[Any], count: int, root: str | None) -> DiskArray:
+def _array(path: Path, dtype: type[Any], count: int, root: str) -> DiskArray:
     wanted = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size

@@ -6,7 +6,7 @@ them, so they show how it splits unseen text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,12 @@ from forerun.data.source.rows import BadRow
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokens.recipe import is_validation
 from forerun.errors import UserError
+from forerun.reporter import SILENT, Reporter
 from forerun.units import MIB
 
 HELD_OUT = 0.02  # share of the text if the job holds out no documents
 BLOCK_CHARACTERS = 4096  # a longer text is held out in blocks, because it may be the only document
 PIECE_BYTES = 64 * MIB
-OnBytes = Callable[[int, int], None]  # stored bytes that were read, total bytes
 
 
 @dataclass
@@ -42,30 +42,33 @@ class SourceTexts:
         """The stored size of all files in bytes."""
         return sum(source.size_bytes for source in self.sources)
 
-    def texts(self, on_bytes: OnBytes = lambda done, total: None) -> Iterator[tuple[str, bool]]:
+    def texts(self, reporter: Reporter = SILENT) -> Iterator[tuple[str, bool]]:
         """Yield each text, and whether it is held out. Long texts are yielded in blocks of complete lines.
 
         Raises:
           UserError: a row cannot be used, and `data.bad_rows` does not allow to skip it.
         """
-        total, before, rows = self.total_bytes, 0, 0
+        before = rows = shown = 0
         self.skipped = 0
-        for source in self.sources:
-            pieces, size = source.pieces(PIECE_BYTES), source.size_bytes
-            for number, piece in enumerate(pieces):
-                done, end = before + size * number // len(pieces), before + size * (number + 1) // len(pieces)
-                for row in source.rows(piece):
-                    rows += 1
-                    if isinstance(row, BadRow):
-                        self._skip(row)
-                        continue
-                    for text, held in self._blocks(row.values):
-                        yield text, held
-                        # An estimate: a file has more bytes than characters, unless it is compressed.
-                        done = min(end, done + len(text))
-                        on_bytes(done, total)
-                on_bytes(end, total)
-            before += size
+        with reporter.progress("MiB of text", -(-self.total_bytes // MIB)) as progress:
+            for source in self.sources:
+                pieces, size = source.pieces(PIECE_BYTES), source.size_bytes
+                for number, piece in enumerate(pieces):
+                    done, end = before + size * number // len(pieces), before + size * (number + 1) // len(pieces)
+                    for row in source.rows(piece):
+                        rows += 1
+                        if isinstance(row, BadRow):
+                            self._skip(row)
+                            continue
+                        for text, held in self._blocks(row.values):
+                            yield text, held
+                            # An estimate: a file has more bytes than characters, unless it is compressed.
+                            done = min(end, done + len(text))
+                            if done // MIB > shown and done < self.total_bytes:
+                                shown = done // MIB
+                                progress.update(shown)
+                before += size
+            progress.update(-(-self.total_bytes // MIB))
         if self.data.bad_rows < 1 and self.skipped > self.data.bad_rows * rows:
             raise UserError(
                 "E-DATA-142",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,6 +16,7 @@ from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice
 from forerun.program.build import Program
 from forerun.report.job_differences import value_text
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.version import __version__
@@ -49,9 +49,9 @@ def program_record(resolved: ResolvedJob, program: Program, chosen: DeviceChoice
     }
 
 
-def write_program_record(folder: RunFolder, record: dict[str, Any], tell: Callable[[str], None]) -> None:
+def write_program_record(folder: RunFolder, record: dict[str, Any], reporter: Reporter) -> None:
     """Write program.json. Training does not depend on it, so a failure is only reported."""
     try:
         atomic_write(folder.program, json.dumps(record, indent=1) + "\n")
     except OSError as error:
-        tell(f"{folder.program} was not written: {error}")
+        reporter.warn(f"{folder.program} was not written: {error}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 
-from forerun.errors import UserError
+from forerun.errors import UserError, first_line
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice
 from forerun.hardware.slices import slice_of_devices
@@ -14,13 +12,12 @@ from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.compile.unrolling import UnrollChoice
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 
 
-def with_unroll_chosen(
-    resolved: ResolvedJob, chosen: DeviceChoice, tell: Callable[[str], None] = lambda text: None
-) -> ResolvedJob:
-    """Return the job with a fixed value of `unroll`. `tell` receives a line with the value and the reason for `auto`.
+def with_unroll_chosen(resolved: ResolvedJob, chosen: DeviceChoice, reporter: Reporter = SILENT) -> ResolvedJob:
+    """Return the job with a fixed value of `unroll`. For `auto`, report the value and the reason.
 
     For TPUs and GPUs, this compiles both programs in child processes, as `plan` does, and shares its cache. A child
     process does not use the devices, and ends before the compiler generates code.
@@ -28,7 +25,7 @@ def with_unroll_chosen(
     if resolved.job.unroll != "auto":
         return resolved
     choice = unroll_choice(resolved, chosen)
-    tell(f"unroll (auto): {str(choice.unrolled).lower()}, because {choice.reason}")
+    reporter.info(f"unroll (auto): {str(choice.unrolled).lower()}, because {choice.reason}")
     return resolved.with_values(unroll=choice.unrolled)
 
 
@@ -43,7 +40,6 @@ def unroll_choice(resolved: ResolvedJob, chosen: DeviceChoice) -> UnrollChoice:
     try:
         choice = cached_fit_result(CompileRequest(resolved, slice_of_devices(chip, attached))).unroll
     except (UserError, CompilerFailure) as error:
-        said = error.what if isinstance(error, UserError) else str(error).partition("\n")[0]
-        return UnrollChoice(False, f"the two programs could not be compared: {said}")
+        return UnrollChoice(False, f"the two programs could not be compared: {first_line(error)}")
     assert choice is not None
     return choice

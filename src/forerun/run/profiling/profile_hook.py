@@ -22,7 +22,6 @@ from forerun.supervise.worker import Worker
 from forerun.track.run_times import RunTimes
 
 SUMMARY = "profile.txt"
-Say = Callable[[str], None]
 
 
 class ProfileHook(Hook):
@@ -38,7 +37,7 @@ class ProfileHook(Hook):
       recording: the recording to use.
       on_saved: receives the range that was recorded, and the folder with the files.
       stopping: a context for the end of the recording, which can take minutes.
-      warn: receives messages about a recording that fails or ends early.
+      reporter: receives messages about a recording that fails or ends early.
     """
 
     def __init__(
@@ -48,10 +47,10 @@ class ProfileHook(Hook):
         *,
         on_saved: Callable[[StepRange, Path], None],
         stopping: Callable[[], AbstractContextManager[None]],
-        warn: Say,
+        reporter: Reporter,
     ) -> None:
         self._steps, self._recording = steps, recording
-        self._on_saved, self._stopping, self._warn = on_saved, stopping, warn
+        self._on_saved, self._stopping, self._reporter = on_saved, stopping, reporter
 
     def on_start(self, step: int, state: State) -> None:
         if self._steps.first == step + 1:
@@ -73,16 +72,20 @@ class ProfileHook(Hook):
 
     def on_stop(self, step: int, state: State) -> None:
         if self._recording.is_active:
-            self._warn(f"the run stops after step {step}, so the profile does not reach step {self._steps.last}")
+            self._reporter.warn(
+                f"the run stops after step {step}, so the profile does not reach step {self._steps.last}"
+            )
             self._end(step, state)
         elif step < self._steps.first:
-            self._warn(f"the run stops after step {step}, so nothing is profiled: --profile asked for {self._steps}")
+            self._reporter.warn(
+                f"the run stops after step {step}, so nothing is profiled: --profile asked for {self._steps}"
+            )
 
     def _begin(self) -> None:
         try:
             self._recording.start()
         except (OSError, RuntimeError) as error:
-            self._warn(f"the profile cannot be recorded: {error}")
+            self._reporter.warn(f"the profile cannot be recorded: {error}")
             return
         self._recording.next_step(self._steps.first)
 
@@ -92,7 +95,7 @@ class ProfileHook(Hook):
                 jax.block_until_ready(state)  # metrics may arrive before the rest of a step
                 self._on_saved(StepRange(self._steps.first, step), self._recording.stop())
             except (OSError, RuntimeError, ValueError) as error:
-                self._warn(f"the profile cannot be written: {error}")
+                self._reporter.warn(f"the profile cannot be written: {error}")
 
 
 @contextmanager
@@ -131,7 +134,7 @@ def profiling(
                 recording,
                 on_saved=on_saved,
                 stopping=stopping,
-                warn=reporter.warn,
+                reporter=reporter,
             )
         ]
     finally:
@@ -147,7 +150,7 @@ def summary_of_session(session: Path, steps: StepRange) -> tuple[ProfileSummary 
     return summary, f"{text}\n  trace: {session}\n"
 
 
-def still_ahead(steps: StepRange, step: int, last: int, worker: Worker, warn: Say) -> StepRange | None:
+def still_ahead(steps: StepRange, step: int, last: int, worker: Worker, reporter: Reporter) -> StepRange | None:
     """Return the range if a run that has reached `step` can still record it, else None.
 
     A supervised run continues without a profile: after a restart, the range may be in the past.
@@ -160,5 +163,5 @@ def still_ahead(steps: StepRange, step: int, last: int, worker: Worker, warn: Sa
     error = steps.passed_error(step, last)
     if worker.attempt == 0:  # without a supervisor
         raise error
-    warn(f"{error.what}: nothing is profiled")
+    reporter.warn(f"{error.what}: nothing is profiled")
     return None

@@ -104,7 +104,7 @@ class Leader:
             case WriteLog(kind, about):
                 self._log(kind, about)
             case Say(text):
-                self._console.say(text)
+                self._console.info(text)
             case Finish(ending):
                 self._log("over", {"code": ending.code, "text": ending.text or ending.what})
 

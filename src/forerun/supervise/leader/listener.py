@@ -136,7 +136,7 @@ class Listener:
         if address not in self._refused and len(self._refused) < MAX_REFUSED_PEERS:
             self._refused.add(address)
             self._emit(PeerRefused(address, why))
-            self._console.say(f"refused a connection from {address}: {why}")
+            self._console.info(f"refused a connection from {address}: {why}")
 
     def _admit(self, line: Line, hello: Hello) -> bool:
         """Admit a host and return True, or send it the reason and return False."""
@@ -164,7 +164,7 @@ class Listener:
         if before is not None and before.instance != hello.instance and self._is_present(before):
             second = twice(before, hello.name, hello.pid)
             self._emit(PeerRefused(f"a second host {index}", f"process {hello.pid} on {hello.name}"))
-            self._console.say(second.what + f": {second.why}")
+            self._console.info(second.what + f": {second.why}")
             return second
         difference = self._difference(index, hello.identity)
         if difference is not None:

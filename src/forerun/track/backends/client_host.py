@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.errors import first_line
 from forerun.exit_codes import STOPPED
 from forerun.track.tracker import TrackedRun
 
@@ -97,8 +98,7 @@ def main(name: str) -> int:
         try:
             answer = {"result": host.answer(json.loads(line))}
         except Exception as error:
-            text = (str(error).strip().splitlines() or [""])[0][:300]
-            answer = {"error": text or type(error).__name__}
+            answer = {"error": first_line(error)}
         with suppress(OSError):  # the training process has ended
             answers.write(json.dumps(answer).encode() + b"\n")
     host.close()

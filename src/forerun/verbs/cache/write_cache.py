@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.shards import Identity, TeacherShards, differences, read_manifest
+from forerun.data.teacher_cache import Identity, Layout, TeacherShards, differences, read_manifest
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice, choose

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forerun.config.load import LoadedJob, origins_of
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import LineReporter
 from forerun.verbs.check.values import (
     Group,
     derived_rows,
@@ -19,7 +21,7 @@ from forerun.verbs.check.values import (
     place_here,
     place_on,
 )
-from forerun.verbs.job_files import open_job, prepared, warn
+from forerun.verbs.job_files import open_job, prepared
 from forerun.verbs.table import Table
 
 if TYPE_CHECKING:
@@ -101,13 +103,14 @@ def check_loaded(loaded: LoadedJob, on: str | None, base: ModelOutline | None = 
     from forerun.methods.job_warnings import warnings_of
     from forerun.resolve.resolve_model import resolve_model
 
+    reporter = LineReporter(sys.stderr)  # stdout has the result only
     slice_place = place_on(on, loaded.job) if on else None
     resolved = resolve_model(loaded.job, base)
     applied = model_values(resolved)
     for text in warnings_of(resolved):
-        warn(text)
+        reporter.warn(text)
     try:
-        outcome = outcome_of(resolved, slice_place or place_here(loaded.job, warn), warn)
+        outcome = outcome_of(resolved, slice_place or place_here(loaded.job, reporter), reporter)
     except UserError as error:
         return JobReport(loaded.job, tuple(job_groups(loaded, applied)), error)
     applied |= derived_values(loaded.job, outcome)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from forerun.reporter import Reporter
 
 if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
@@ -149,14 +150,14 @@ def place_on(name: str, job: Job) -> Place:
 THIS_MACHINE = "this machine"
 
 
-def place_here(job: Job, warn: Callable[[str], None]) -> Place:
+def place_here(job: Job, reporter: Reporter) -> Place:
     """Return the devices of this machine that the job would use."""
     from forerun.hardware.devices import CpuWithoutJax, choose
     from forerun.hardware.slices import slice_count
 
     chosen = choose(job.device, job.devices, CpuWithoutJax())
     if chosen.warning:
-        warn(chosen.warning)
+        reporter.warn(chosen.warning)
     first = chosen.devices[0]
     kind = first.device_kind
     return Place(
@@ -172,7 +173,7 @@ def _prepare_jax(place: Place) -> None:
         ThisMachine().devices("cpu")
 
 
-def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None]) -> Outcome:
+def outcome_of(resolved: ResolvedJob, place: Place, reporter: Reporter) -> Outcome:
     """Do what `train` does before it compiles, and return the values that follow from the job."""
     from forerun.hardware import mesh
     from forerun.program.compiler_options import compiler_options
@@ -182,10 +183,10 @@ def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None])
     slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title, axes.min_slices)
     sizes, where = (axes.data, axes.fsdp, axes.tp), (place.devices, place.title, slices)
     shape = mesh.resolve(*sizes, *where, context=axes.context, expert=axes.expert)
-    corpus = _corpus(resolved, warn)
+    corpus = _corpus(resolved, reporter)
     if corpus is not None:
         for text in corpus.warnings:
-            warn(text)
+            reporter.warn(text)
         resolved = resolved.with_data(corpus)
     name = job_figures.key(resolved, place.platform, place.jax_kind, shape)
     known = job_figures.load_figures(name)
@@ -209,7 +210,7 @@ def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None])
     return Outcome(resolved, place, derived, chunk, kernel, obstacle, options, name, known, held, forms)
 
 
-def _corpus(resolved: ResolvedJob, warn: Callable[[str], None]) -> Corpus | None:
+def _corpus(resolved: ResolvedJob, reporter: Reporter) -> Corpus | None:
     """Open the data if the number of steps depends on it or if it is small. Otherwise check only that its files exist.
 
     Data that this machine cannot see (a bucket, the disk of another machine) is then a warning.
@@ -223,7 +224,7 @@ def _corpus(resolved: ResolvedJob, warn: Callable[[str], None]) -> Corpus | None
         return open_corpus(resolved)
     for part in job.data.parts.values():
         if Address.of(part.path).is_remote or not (glob.has_magic(part.path) or Path(part.path).exists()):
-            warn(f"data.path {part.path} is not on this machine")
+            reporter.warn(f"data.path {part.path} is not on this machine")
             return None
         size_bytes += open_source(part).size_bytes
     return open_corpus(resolved) if size_bytes <= READ_BYTES else None

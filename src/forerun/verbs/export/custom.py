@@ -12,7 +12,7 @@ import numpy as np
 from forerun.errors import UserError
 from forerun.files import atomic_write, read_regular
 from forerun.hub.documents import read_json
-from forerun.hub.safetensors.tensors import numpy_dtype, open_weights
+from forerun.hub.safetensors import numpy_dtype, open_weights
 from forerun.models.keys import path_text
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import CODE_FOLDER, changed_code, source_files

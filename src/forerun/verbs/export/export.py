@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from forerun.planner.compile.request import Impossible, slices_named
 from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.cost.teacher_cost import TeacherCost, possible_slices, teacher_cost, teacher_request
+from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run_folder.stage_folder import run_of
@@ -45,7 +46,7 @@ def export(
     public: bool = False,
     overwrite: bool = False,
     code: str | os.PathLike[str] | None = None,
-    report: Callable[[str], None] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> Export:
     """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
 
@@ -67,7 +68,7 @@ def export(
       public: allow that everyone can see the repository.
       overwrite: replace the files of a repository that has other content.
       code: the folder with the custom model class of the run, if it has moved since the training.
-      report: called with a line for each part of the work.
+      reporter: receives a line for each part of the work.
 
     Returns:
       The folder, a sentence about the comparison, the GGUF file, and the address of the upload.
@@ -88,7 +89,7 @@ def export(
         public=public,
         overwrite=overwrite,
         code=None if code is None else os.fspath(code),
-        say=report,
+        reporter=reporter,
     )
 
 
@@ -109,7 +110,7 @@ def cache_teacher(job: Job | str | os.PathLike[str]) -> TeacherCache:
     from forerun.track.display.make_display import make_display
 
     resolved = resolve_model(prepared(job))
-    require_free_tpu_for(resolved.job.device, print)
+    require_free_tpu_for(resolved.job.device, LineReporter(sys.stdout))
     with make_display(sys.stdout) as reporter:
         return caching.cache(resolved, reporter)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from forerun.hub.chat.turn_format import TurnFormat, turn_format
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.registry import family_for
 from forerun.models.families.wrapper import text_of
+from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.trained_model.chat_form import chat_form, end_ids
 from forerun.weights_io import modelfile
@@ -69,7 +69,7 @@ def require_gguf_form(resolved: ResolvedJob, kind: str, merge: bool) -> None:
     architecture_of(checkpoint.family if checkpoint is not None else family_for(config), config)
 
 
-def add_gguf(folder: Path, job: Job, kind: str, say: Callable[[str], None]) -> GgufExport:
+def add_gguf(folder: Path, job: Job, kind: str, reporter: Reporter) -> GgufExport:
     """Write the complete model in `folder` as a GGUF file in the same folder."""
     snapshot = Snapshot(str(folder), folder, None)
     tokenizer = checkpoint_tokenizer(snapshot)
@@ -82,7 +82,7 @@ def add_gguf(folder: Path, job: Job, kind: str, say: Callable[[str], None]) -> G
         int(tokenizer.eos),
     )
     path = folder / f"{job.name}-{kind.upper()}.gguf"
-    written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, say=say)
+    written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, reporter=reporter)
     notes = list(written.notes)
     template = None if form is None else turn_format(form.template, form.special)
     if form is None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.verbs.export.card import public_name
 from forerun.weights_io.other_tensors import first_difference, open_others

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 
+from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import RunFolder
 from forerun.verbs.export.write_model import Exported
 
 FILE = "exports.jsonl"
 
 
-def record_export(run: RunFolder, exported: Exported, warn: Callable[[str], None]) -> None:
-    """Append a line about an export to the run's list. If it cannot be written, only `warn` is called."""
+def record_export(run: RunFolder, exported: Exported, reporter: Reporter) -> None:
+    """Append a line about an export to the run's list. If it cannot be written, this is only reported."""
     try:
         line = {
             "unix_seconds": round(time.time(), 3),
@@ -30,7 +30,7 @@ def record_export(run: RunFolder, exported: Exported, warn: Callable[[str], None
         finally:
             os.close(descriptor)
     except OSError as error:
-        warn(f"the export is complete, but {run.path / FILE} was not updated: {error.strerror}")
+        reporter.warn(f"the export is complete, but {run.path / FILE} was not updated: {error.strerror}")
 
 
 def format_name(exported: Exported) -> str:

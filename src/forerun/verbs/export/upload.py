@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from forerun.checkpoint.weights import chosen_step
 from forerun.errors import UserError
 from forerun.hub.documents import read_json
 from forerun.hub.upload import push_folder, require_upload
+from forerun.reporter import SILENT, Reporter
 from forerun.run_folder.run_folder import RunFolder, require_run
 from forerun.verbs.export.record import record_export
 from forerun.verbs.export.write_model import Exported, export
@@ -31,27 +31,35 @@ def export_and_push(
     public: bool = False,
     overwrite: bool = False,
     code: str | None = None,
-    say: Callable[[str], None] = lambda words: None,
+    reporter: Reporter = SILENT,
 ) -> Exported:
     """Export a run and upload the folder. See `forerun.export` for the arguments."""
     if push is not None:
         require_upload(push)  # before the work of the export
     exported = Exported(Path(source), "") if push is not None and is_export(Path(source)) else None
     if exported is None:
-        target = _target(RunFolder(Path(source)), to, push, (dtype, merge, dense, gguf), which, say)
+        target = _target(RunFolder(Path(source)), to, push, (dtype, merge, dense, gguf), which, reporter)
         if to is None and is_export(target):
-            say(f"using the complete export {target}")
+            reporter.info(f"using the complete export {target}")
             exported = Exported(target, "")
         else:
             exported = export(
-                source, str(target), dtype=dtype, merge=merge, dense=dense, which=which, gguf=gguf, code=code, say=say
+                source,
+                str(target),
+                dtype=dtype,
+                merge=merge,
+                dense=dense,
+                which=which,
+                gguf=gguf,
+                code=code,
+                reporter=reporter,
             )
-            record_export(RunFolder(Path(source)), exported, say)
+            record_export(RunFolder(Path(source)), exported, reporter)
     if push is None:
         return exported
     _require_public_base(exported.folder)
     message = f"Upload {exported.folder.name}, exported by forerun"
-    pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, say=say)
+    pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, reporter=reporter)
     return replace(exported, upload=pushed)
 
 
@@ -83,7 +91,7 @@ def _target(
     push: str | None,
     options: tuple[str | None, bool, bool, str | None],
     which: str,
-    say: Callable[[str], None],
+    reporter: Reporter,
 ) -> Path:
     """Return the folder to write. Without `to`, its name has the step and the options, so that it has one content."""
     if to is not None:
@@ -95,7 +103,7 @@ def _target(
             why="neither --to nor --push was given",
             fix="add --to FOLDER, or --push owner/name to upload the model to the hub",
         )
-    job = require_run(run, say)
+    job = require_run(run, reporter)
     dtype, merge, dense, gguf = options
     words = [dtype, "merged" if merge else None, "dense" if dense else None, gguf]
     name = "-".join(["step", str(chosen_step(run.checkpoints(job), which)), *filter(None, words)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from forerun.checkpoint.weights import chosen_step
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.upload import Upload
 from forerun.methods.method import run_specs
@@ -27,6 +26,7 @@ from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import own_tokenizer_files
 from forerun.resolve.job_tokenizer import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
@@ -55,7 +55,6 @@ HELD_OUT = """The ferry left at 6:45, eleven minutes late, with forty-three bicy
 A child counted the lighthouses: one, two, five, no, four. "They blink in primes: 2, 3, 5, 7, 11. C'est drôle!"
 def tide(hour): return 1.8 + 0.7 * sin(hour * 3.1416 / 6.21)
 Nobody answered; the gulls had heard it before, and the captain was writing a letter to his glacier."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def export(
     which: str = "newest",
     gguf: str | None = None,
     code: str | None = None,
-    say: Say = lambda words: None,
+    reporter: Reporter = SILENT,
 ) -> Exported:
     """Write a checkpoint of a run as a Hugging Face folder, read it back and compare it.
 
@@ -99,19 +98,19 @@ def export(
       which: the checkpoint: newest, best or a step.
       gguf: also write the model as a GGUF file of this type, with a Modelfile for Ollama.
       code: the folder with the run's custom model class, if it has moved since the training.
-      say: called with a line for each part of the work.
+      reporter: receives a line for each part of the work.
     """
     run, target = RunFolder(Path(source)), Path(to)
-    resolved = ResolvedJob(require_run(run, say))
+    resolved = ResolvedJob(require_run(run, reporter))
     with reserved(target):
-        use_code_of(source, run, resolved.job, code, say)
+        use_code_of(source, run, resolved.job, code, reporter)
         if gguf is not None:
             require_gguf_form(resolved, gguf, merge)
         if resolved.model_facts.is_plugin:
-            return _export_custom(run, resolved, target, dtype, which, say)
+            return _export_custom(run, resolved, target, dtype, which, reporter)
         if adapter or (resolved.job.method.exports_adapter and not merge):
-            return _export_adapter(run, resolved, target, dtype, which, say)
-        return _export_model(run, resolved, target, dtype, merge, dense, which, gguf, say)
+            return _export_adapter(run, resolved, target, dtype, which, reporter)
+        return _export_model(run, resolved, target, dtype, merge, dense, which, gguf, reporter)
 
 
 def _export_model(
@@ -123,7 +122,7 @@ def _export_model(
     dense: bool,
     which: str,
     gguf: str | None,
-    say: Say,
+    reporter: Reporter,
 ) -> Exported:
     """Write the complete model of a known family."""
     job = resolved.job
@@ -134,7 +133,7 @@ def _export_model(
     dtypes = _dtypes(resolved, dtype)
 
     step = chosen_step(run.checkpoints(job), which)
-    say(f"weights of step {step} from {run.checkpoints(job)}")
+    reporter.info(f"weights of step {step} from {run.checkpoints(job)}")
     mesh = fsdp_mesh(job)
     codes, section, trained = None if dense or merge else job.method.integer_weights, {}, None
     if codes or has_scales(job):
@@ -151,15 +150,15 @@ def _export_model(
         trained = surely_moved(resolved, lowrank.bare(whole))
     with unfinished(target) as part, copied_tensors(base) as others:
         if codes:
-            say(f"writing {family.model_type} weights as {codes}, others as {_described(dtypes)}")
+            reporter.info(f"writing {family.model_type} weights as {codes}, others as {_described(dtypes)}")
             with jax.set_mesh(mesh):
                 section = {QUANTIZATION: write_packed(part, lowrank.bare(whole), family, model, dtypes, others)}
             if job.method.trains_adapters:
-                say(f"writing adapters to {target / INSIDE}")
+                reporter.info(f"writing adapters to {target / INSIDE}")
                 (part / INSIDE).mkdir()
                 write_adapter(part / INSIDE, whole, job, family, model, target.name)
         else:
-            say(f"writing {family.model_type} weights as {_described(dtypes)}")
+            reporter.info(f"writing {family.model_type} weights as {_described(dtypes)}")
             write_params(part, params, family.table, model, dtypes, others=others)
             if has_scales(job):
                 with jax.set_mesh(mesh):
@@ -177,12 +176,12 @@ def _export_model(
         write_words(job, base, tokenizer, chat, part)
         if base is not None and family.wrapper is not None:
             documents.copy_processors(base, part)
-        say("reading it back and comparing")
+        reporter.info("reading it back and comparing")
         proof = _proof(part, resolved, family, params, tokenizer, mesh, base, trained)
         if base is not None and others is not None:
             proof += compared_others(part, base, others)
         write_card(part, run, job, base, proof)
-        made = None if gguf is None else add_gguf(part, job, gguf, say)
+        made = None if gguf is None else add_gguf(part, job, gguf, reporter)
         part.rename(target)
     return Exported(
         target,
@@ -200,7 +199,7 @@ def _floats(params: Any, mesh: Any) -> Any:
 
 
 def _export_adapter(
-    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, say: Say
+    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, reporter: Reporter
 ) -> Exported:
     job = resolved.job
     if dtype is not None:
@@ -212,10 +211,12 @@ def _export_adapter(
         )
     family, base = _family_of(resolved)
     step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
-    say(f"adapters of step {step} from {run.checkpoints(job)}")
+    reporter.info(f"adapters of step {step} from {run.checkpoints(job)}")
     checkpoint = resolved.model_facts.checkpoint
     if checkpoint is not None and resolved.vocab > (rows := checkpoint.config.vocab):
-        say(f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows")
+        reporter.info(
+            f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows"
+        )
     params = saved_params(run, step, resolved, fsdp_mesh(job))
     with unfinished(target) as part:
         name = None if base is None else base.name if base.revision else str(base.folder.resolve())
@@ -231,16 +232,16 @@ def _export_adapter(
 
 
 def _export_custom(
-    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, say: Say
+    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, reporter: Reporter
 ) -> Exported:
     """Write the weights of a custom class, with adapters merged, and its source files."""
     job = resolved.job
     step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
-    say(f"weights of step {step} from {run.checkpoints(job)}")
+    reporter.info(f"weights of step {step} from {run.checkpoints(job)}")
     params = run_params(run, step, resolved, fsdp_mesh(job), job.precision.params)
     chat = own_chat_form(run, job, None, tokenizer)
     with unfinished(target) as part:
-        say(f"writing weights of {job.model.name} as {dtype or job.precision.params}, and its source files")
+        reporter.info(f"writing weights of {job.model.name} as {dtype or job.precision.params}, and its source files")
         proof = write_custom(
             part, run, resolved, params, dtype or job.precision.params, chat.end.token if chat else None
         )

@@ -19,7 +19,7 @@ from forerun.data.tokenizer import Tokenizer
 from forerun.errors import UserError
 from forerun.evaluate.language import Generate, GenerationRequest, Language, Messages
 from forerun.evaluate.perplexity import HeldOutText, held_out
-from forerun.evaluate.scoring import OnProgress, Scorer
+from forerun.evaluate.scoring import Scorer
 from forerun.evaluate.tasks import TaskResults, run_tasks
 from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
@@ -27,6 +27,7 @@ from forerun.generate.stream import Stream
 from forerun.hub.chat.template import render
 from forerun.nn.sharding import BATCH_AXES
 from forerun.objectives.batch import Batch
+from forerun.reporter import SILENT, Reporter
 from forerun.trained_model.load_model import LoadedModel
 from forerun.trained_model.model_source import model_source
 
@@ -54,7 +55,7 @@ def longest_context(source: str, revision: str | None = None) -> int:
 
 
 def evaluate_text(
-    loaded: LoadedModel, place: str, *, context: int, rows: int, progress: OnProgress | None = None
+    loaded: LoadedModel, place: str, *, context: int, rows: int, reporter: Reporter = SILENT
 ) -> TextReport:
     """Return the loss on all text at `place`, cut into rows of `context` tokens as in training."""
     texts = _texts(place)
@@ -62,26 +63,19 @@ def evaluate_text(
     documents = in_memory([*loaded.tokenizer.encode(text), *ends] for text in texts)
     packed = Concatenated(documents, min(context, documents.tokens - 1))
     size = _row_count(loaded, min(rows, len(packed)))
-    done = iter(range(size, len(packed) + size, size))
-    if progress:
-        progress(0, len(packed))
-
-    def one_more() -> None:
-        if progress:
-            progress(min(next(done), len(packed)), len(packed))
-
     # The first token of a document is not predicted.
     given = (loaded.tokenizer.decode([int(first)]) for first in documents.ids[documents.offsets[:-1]])
     text_bytes = sum(len(found.encode()) for found in texts) - sum(len(first.encode()) for first in given)
-    result = held_out(
-        loaded.model,
-        loaded.params,
-        loaded.mesh,
-        loaded.compute,
-        _batches(packed, size),
-        text_bytes=max(1, text_bytes),
-        done=one_more,
-    )
+    with reporter.progress("rows", len(packed)) as progress:
+
+        def batches() -> Iterator[Batch[NDArray[Any]]]:
+            for number, batch in enumerate(_batches(packed, size), start=1):
+                yield batch
+                progress.update(min(number * size, len(packed)))  # the loss of the batch was added
+
+        result = held_out(
+            loaded.model, loaded.params, loaded.mesh, loaded.compute, batches(), text_bytes=max(1, text_bytes)
+        )
     return TextReport(result, len(documents))
 
 
@@ -112,11 +106,11 @@ def evaluate_tasks(
     rows: int,
     limit: int | None = None,
     chat: bool = False,
-    progress: OnProgress | None = None,
+    reporter: Reporter = SILENT,
 ) -> TaskResults:
     """Run tasks of lm-eval, which are names, YAML files, or folders of them."""
     scorer = Scorer(loaded.model, loaded.params, loaded.mesh, loaded.compute, rows=rows, context=context)
-    return run_tasks(names, scorer, language_of(loaded), writer_of(loaded), limit=limit, chat=chat, progress=progress)
+    return run_tasks(names, scorer, language_of(loaded), writer_of(loaded), limit=limit, chat=chat, reporter=reporter)
 
 
 def language_of(loaded: LoadedModel) -> Language:

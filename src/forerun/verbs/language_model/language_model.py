@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from forerun.errors import UserError
-from forerun.evaluate.scoring import OnProgress
 from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.writing import Answer as Answer
 from forerun.generate.writing import TextGeneration
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import capabilities_of
+from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.run.compile.compile_step import use_cache
 from forerun.trained_model.load_model import LoadedModel
 from forerun.trained_model.load_model import load_model as load_weights
-from forerun.verbs.job_files import warn
 from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_tasks, evaluate_text, longest_context
 
 Message = Mapping[str, Any]
@@ -91,7 +91,9 @@ class LanguageModel:
             loaded = self._loaded
             if not capabilities_of(loaded.model).has_cache:
                 name = type(loaded.model).__name__
-                warn(f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow")
+                LineReporter(sys.stderr).warn(
+                    f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow"
+                )
             self._engine = Engine(
                 loaded.model,
                 loaded.params,
@@ -150,7 +152,7 @@ class LanguageModel:
         return self._complete(self.write(self.chat_ids([messages]), settings, [*stop, *self.turn_stop])).text
 
     def evaluate(
-        self, data: str, *, context: int | None = None, rows: int = 8, progress: OnProgress | None = None
+        self, data: str, *, context: int | None = None, rows: int = 8, reporter: Reporter = SILENT
     ) -> Evaluation:
         """Measure the loss on held-out text.
 
@@ -158,10 +160,10 @@ class LanguageModel:
           data: a file or a folder with text.
           context: the number of tokens in a row; default: the model's longest, but at most 2048.
           rows: the number of rows that are computed together.
-          progress: called with the number of finished rows and of all rows.
+          reporter: shows the number of finished rows.
         """
         context = context or min(self.longest_context, USUAL_CONTEXT)
-        report = evaluate_text(self._with_weights(), data, context=context, rows=rows, progress=progress)
+        report = evaluate_text(self._with_weights(), data, context=context, rows=rows, reporter=reporter)
         found = report.result
         return Evaluation(
             loss=found.loss,
@@ -181,7 +183,7 @@ class LanguageModel:
         rows: int = 8,
         limit: int | None = None,
         chat: bool = False,
-        progress: OnProgress | None = None,
+        reporter: Reporter = SILENT,
     ) -> Any:
         """Run tasks of lm-eval and return their results. The `eval` extra must be installed.
 
@@ -191,7 +193,7 @@ class LanguageModel:
           rows: the number of rows that are computed together.
           limit: use only the first examples of each task.
           chat: use the chat template of the model.
-          progress: called with the number of finished requests and of all requests.
+          reporter: shows the number of finished requests.
 
         Returns:
           An object with `values`, the results by task, and `table`, the table of lm-eval as text.
@@ -203,7 +205,7 @@ class LanguageModel:
             rows=rows,
             limit=limit,
             chat=chat,
-            progress=progress,
+            reporter=reporter,
         )
 
     @property
@@ -217,7 +219,7 @@ class LanguageModel:
 
     def chat_ids(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
         """Return the tokens of conversations, as the model was trained on them, up to the answer."""
-        from forerun.data.turns import chat_prompts
+        from forerun.data.chat_template import chat_prompts
 
         loaded = self._loaded
         return chat_prompts(
@@ -315,6 +317,6 @@ def load_model(
         mesh=None if mesh is None else MeshShape(*mesh),
         dtype=dtype,
         code=None if code is None else os.fspath(code),
-        tell=warn,
+        reporter=LineReporter(sys.stderr),
     )
     return LanguageModel(load, os.fspath(source), revision)

@@ -86,7 +86,7 @@ class Plan:
         """
         if not self.fits:
             near = nearest(self._results)
-            self._compiler.announce(f"compiling changes that could make the job fit {near.question.slice.name}")
+            self._compiler.reporter.info(f"compiling changes that could make the job fit {near.question.slice.name}")
             raise does_not_fit(self._results, verified(near, self._compiler.compile))
         if self._tariff.max_usd is not None and (error := over_budget(self._results, self._tariff)):
             raise error
@@ -118,7 +118,7 @@ class Plan:
         """
         from forerun.verbs.plan.trace import save_trace
 
-        save_trace(self._results, self._compiler.programs, Path(file), on, self._compiler.announce)
+        save_trace(self._results, self._compiler.programs, Path(file), on, self._compiler.reporter)
 
     def print(self, console: Console) -> None:
         """Print the table, as wide as the console allows."""

@@ -19,6 +19,7 @@ from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.hlo import Module
 from forerun.planner.report.formatting import places_text
 from forerun.planner.search.default_slices import Platform, default_slices, platforms_of
+from forerun.reporter import SILENT, LineReporter
 from forerun.resolve.resolved_job import ResolvedJob
 
 INSTALLED: dict[Platform, InstalledCompiler] = {"tpu": TPU, "gpu": GPU}
@@ -29,6 +30,7 @@ class SliceCompiler:
 
     def __init__(self, *, use_cache: bool, calibrate: Sequence[str], quiet: bool) -> None:
         self.quiet = quiet
+        self.reporter = SILENT if quiet else LineReporter(sys.stderr)  # of lines about the work that follows
         self.impossible: list[Impossible] = []
         self.keeps_programs = False  # whether `programs` gets the scheduled programs that are compiled
         self.programs: dict[str, Module] = {}  # by the name of the slice
@@ -38,11 +40,6 @@ class SliceCompiler:
             from forerun.planner.time.calibration import calibration
 
             self._calibration = calibration(list(calibrate))
-
-    def announce(self, text: str) -> None:
-        """Print a line about the work that follows, unless the caller wants no progress."""
-        if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
 
     def compile(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
         """Return a result for each request, or raise the first error."""
@@ -90,10 +87,10 @@ def compare_default_slices(
     choice = default_slices(resolved, platforms)
     candidates = choice.first()
     places = places_text(one.question.slice for one in candidates)
-    compiler.announce(f"comparing {len(candidates)} {places}, then the next larger ones (--on names your own)")
+    compiler.reporter.info(f"comparing {len(candidates)} {places}, then the next larger ones (--on names your own)")
     results = compiler.compile_possible([one.question for one in candidates])
     if more := choice.second(results):
-        compiler.announce(f"now {', '.join(one.question.slice.name for one in more)}")
+        compiler.reporter.info(f"now {', '.join(one.question.slice.name for one in more)}")
         candidates += more
         results += compiler.compile_possible([one.question for one in more])
     changes = {one.question.slice.name: one.changes for one in candidates if one.changes}

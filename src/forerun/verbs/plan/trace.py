@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.errors import UserError
@@ -11,6 +11,7 @@ from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.hlo import Module
 from forerun.planner.trace.chrome_trace import SimulatedStep, encoded, trace_content
 from forerun.planner.trace.request import require_one_slice
+from forerun.reporter import Reporter
 from forerun.version import __version__
 
 
@@ -19,7 +20,7 @@ def save_trace(
     programs: dict[str, Module],
     file: Path,
     on: str | None,
-    announce: Callable[[str], None],
+    reporter: Reporter,
 ) -> None:
     """Write the simulated timeline of one result to a file. See `Plan.save_trace`.
 
@@ -28,7 +29,7 @@ def save_trace(
       programs: scheduled programs by slice. A program that is not there is compiled and added.
       file: the file to write.
       on: the slice, or None for the only one.
-      announce: receives a message if the program is compiled again.
+      reporter: receives a message if the program is compiled again.
     """
     name = require_one_slice([result.question.slice.name for result in results], on)
     result = next(one for one in results if one.question.slice.name == name)
@@ -41,7 +42,7 @@ def save_trace(
         )
     job = result.question.job
     simulated = SimulatedStep(
-        module=_program(result, programs, announce),
+        module=_program(result, programs, reporter),
         slice=result.question.slice,
         step=result.step,
         facts={
@@ -58,10 +59,10 @@ def save_trace(
     write_output(file, content, fix="name another file with --trace")
 
 
-def _program(result: FitResult, programs: dict[str, Module], announce: Callable[[str], None]) -> Module:
+def _program(result: FitResult, programs: dict[str, Module], reporter: Reporter) -> Module:
     """Return the scheduled program of a result. The cache has only figures: compile it again if necessary."""
     name = result.question.slice.name
     if name not in programs:
-        announce(f"compiling for {name} again: the cache of plans has no timelines")
+        reporter.info(f"compiling for {name} again: the cache of plans has no timelines")
         verdict(result.question, keep=lambda module: programs.update({name: module}))
     return programs[name]

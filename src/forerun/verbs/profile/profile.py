@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.config.schema import Job
-from forerun.reporter import Reporter
+from forerun.reporter import LineReporter, Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profiling.profile_summary import ProfileSummary
 from forerun.supervise.free_tpu import require_free_tpu_for
@@ -82,7 +82,7 @@ def profile(
 
     resolved = resolve_model(prepared(job))
     folder = Path("profiles") / resolved.job.name if to is None else Path(to)
-    require_free_tpu_for(resolved.job.device, print)
+    require_free_tpu_for(resolved.job.device, LineReporter(sys.stdout))
     with reporter or make_display(sys.stdout) as shown:
         recorded = profile_steps(resolved, folder, shown, steps=steps, warmup=warmup)
     traces = sorted(recorded.session.glob("*.trace.json.gz"))

@@ -65,13 +65,13 @@ def profile_steps(resolved: ResolvedJob, folder: Path, reporter: Reporter, *, st
     resolved = resolved.with_data(corpus)
     require_matching_weights(resolved)
     corpus = with_teacher_targets(resolved, corpus)
-    program = program_on(resolved, chosen, corpus.rows.epoch, reporter.info)
+    program = program_on(resolved, chosen, corpus.rows.epoch, reporter)
     reporter.info(program_line(resolved, program))
     step = compile_step(program, reporter, job.name)
     with tempfile.TemporaryDirectory(prefix="forerun-profile-") as scratch:
         corpus = with_reference(resolved, program, corpus, RunFolder(Path(scratch)), reporter, silent_worker())
     with reporter.phase("state"):
-        state = program.initial_state(job.seed, read_file_weights(resolved, program, tell=reporter.warn))
+        state = program.initial_state(job.seed, read_file_weights(resolved, program, reporter=reporter))
     batches, placement = batches_of(resolved, program, corpus), Placement(program.batch)
     recording = Recording(folder, on_cpu=jax.default_backend() == "cpu")
     recorded = StepRange(warmup + 1, warmup + steps)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.errors import UserError
 from forerun.files import atomic_write
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.finished_run import finished_summary
 from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
@@ -29,10 +29,8 @@ from forerun.verbs.stages.stage_outline import resolve_stage
 
 RECORD = "result.json"  # beside the result: the step that it was written from
 
-Say = Callable[[str], None]
 
-
-def ready_job(stage: Stage, say: Say) -> Job:
+def ready_job(stage: Stage, reporter: Reporter) -> Job:
     """Return the job of a stage, after its start was written. The first stage starts with the model of the file.
 
     Raises:
@@ -47,7 +45,7 @@ def ready_job(stage: Stage, say: Say) -> Job:
     if record is None or not folder.is_dir() or newest not in (None, record["newest"]):
         if record is not None and newest not in (None, record["newest"]) and has_begun(stage.job):
             raise _trained_further(before, stage, record["newest"], newest)
-        _write(before, stage, folder, earlier, say)
+        _write(before, stage, folder, earlier, reporter)
     if stage.start == "adapter" and earlier is not None and stage.job.model.name == earlier.model.name:
         # The branch of a hub name could have moved since the adapters were trained.
         return stage.job.model_copy(update={"model": earlier.model})
@@ -67,9 +65,9 @@ def has_begun(job: Job) -> bool:
     return newest_record(folder_of(job).checkpoints(job)) is not None
 
 
-def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, say: Say) -> None:
+def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, reporter: Reporter) -> None:
     """Write the result of a finished stage, and replace an older one."""
-    if earlier is None or finished_summary(_with_steps(resolve_stage(before), earlier), lambda text: None) is None:
+    if earlier is None or finished_summary(_with_steps(resolve_stage(before), earlier), SILENT) is None:
         raise UserError(
             "E-RUN-061",
             f"stage {stage.name} starts with the result of stage {before.name}, which is not finished",
@@ -79,7 +77,7 @@ def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, say: 
     run = RunFolder(run_path(before.job))
     where = run.checkpoints(earlier)
     newest, step = chosen_step(where, "newest"), chosen_step(where, before.result)
-    say(f"stage {stage.name} {stage.start_text}, step {step}")
+    reporter.info(f"stage {stage.name} {stage.start_text}, step {step}")
     shutil.rmtree(folder, ignore_errors=True)
     _record_file(folder).unlink(missing_ok=True)
     if stage.start == "adapter":
@@ -89,7 +87,7 @@ def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, say: 
         if earlier.method.trains_rounded_weights:
             options["dense"] = integer_section(ResolvedJob(earlier)) is None
     proof = export(str(run.path), str(folder), which=str(step), **options).proof
-    say(proof)
+    reporter.info(proof)
     # A result without its record was interrupted, and is written again.
     atomic_write(_record_file(folder), json.dumps({"newest": newest, "step": step, "proof": proof}))
 

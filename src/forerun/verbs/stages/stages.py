@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from forerun.config.schema import Job
 from forerun.config.stages import Stage, stage_named
 from forerun.errors import UserError
 from forerun.planner.report.stage_totals import StageTotal, over_stages_budget, print_totals, totals_of
+from forerun.reporter import LineReporter, Reporter
 from forerun.verbs.job_files import open_stages
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Stages(Mapping[str, Job]):
         begin_stages(self._stages, chosen[0], fresh=fresh, take_over=take_over)
         runs: dict[str, Run] = {}
         for one in chosen:
-            job = ready_to_train(self._stages, one, print)
+            job = ready_to_train(self._stages, one, LineReporter(sys.stdout))
             if job is None:
                 runs[one.name] = open_run(folder_of(one.job).path)
                 continue
@@ -225,17 +226,16 @@ def begin_stages(stages: Sequence[Stage], first: Stage, *, fresh: bool, take_ove
     """Write the list of stages for `runs/NAME`. With `fresh`, rename the runs of `first` and all later stages."""
     from forerun.run_folder.run_folder import rename_existing_run
     from forerun.run_folder.stage_folder import write_stage_names
-    from forerun.verbs.job_files import warn
     from forerun.verbs.train import run_lock
 
     if fresh:
         for stage in stages[list(stages).index(first) :]:
-            with run_lock(stage.job, take_over=take_over, warn=warn):
+            with run_lock(stage.job, take_over=take_over, reporter=LineReporter(sys.stderr)):
                 rename_existing_run(stage.job)
     write_stage_names(stages)
 
 
-def ready_to_train(stages: Sequence[Stage], stage: Stage, say: Callable[[str], None]) -> Job | None:
+def ready_to_train(stages: Sequence[Stage], stage: Stage, reporter: Reporter) -> Job | None:
     """Return the job of a stage, after the result of the stage before was written. Return None if it is finished.
 
     Raises:
@@ -247,10 +247,9 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, say: Callable[[str], N
     from forerun.verbs.stages.stage_result import ready_job, require_unused
 
     position = list(stages).index(stage)
-    say(f"\nstage {stage.name}, {position + 1} of {len(stages)}: {stage.start_text}")
-    sys.stdout.flush()
+    reporter.info(f"\nstage {stage.name}, {position + 1} of {len(stages)}: {stage.start_text}")
     choose(stage.job.device, stage.job.devices)  # jax opens only the devices of the job
-    if stage.job.steps is not None and finished_summary(resolve_stage(stage), say) is not None:
+    if stage.job.steps is not None and finished_summary(resolve_stage(stage), reporter) is not None:
         return None
     require_unused(stage, stages[position + 1] if position + 1 < len(stages) else None)
-    return ready_job(stage, say)
+    return ready_job(stage, reporter)

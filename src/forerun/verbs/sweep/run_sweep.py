@@ -10,6 +10,7 @@ from pathlib import Path
 from forerun.config.load import values
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.reporter import Reporter
 from forerun.units import Seconds
 from forerun.verbs.sweep.device_shares import DeviceShare, device_shares, host_devices
 from forerun.verbs.sweep.grid import SweepGrid, SweepRun, folder_of_sweep, read_grid, runs_of
@@ -112,7 +113,7 @@ def prepare(path: str | Path, words: Sequence[str], *, parallel: int = 1) -> Pre
 
 def train(
     sweep: PreparedSweep,
-    say: Callable[[str], None],
+    reporter: Reporter,
     *,
     stop_on_failure: bool = False,
     on_runner: Callable[[SweepRunner], None] = lambda runner: None,
@@ -121,17 +122,17 @@ def train(
 
     Args:
       sweep: the prepared sweep.
-      say: receives lines for the user.
+      reporter: receives lines for the user.
       stop_on_failure: whether a failed run ends the sweep.
       on_runner: receives the runner, whose `stop` ends the sweep early.
     """
-    runner = SweepRunner(sweep.path, sweep.file, sweep.shares, say, stop_on_failure=stop_on_failure)
+    runner = SweepRunner(sweep.path, sweep.file, sweep.shares, reporter, stop_on_failure=stop_on_failure)
     on_runner(runner)
     sweep.file.write()
     began, unfinished = time.monotonic(), sweep.unfinished
     runner.run(unfinished, len(sweep.runs))
     if unfinished:
-        say(f"the sweep took {Seconds(time.monotonic() - began)}")
+        reporter.info(f"the sweep took {Seconds(time.monotonic() - began)}")
     return sweep.results()
 
 

@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forerun.exit_codes import INTERRUPTED, STOPPED
+from forerun.reporter import Reporter
 from forerun.run_folder.run_folder import RunFolder
 from forerun.track.metrics import read_metrics
 from forerun.units import Seconds
@@ -26,7 +27,7 @@ LOGS = "logs"
 PROGRESS_SECONDS = 30.0  # between two lines about the runs that are running
 END_SECONDS = 10.0  # for a process to save and end, before it is killed
 # The command of a run, before its job and overrides. Tests replace it.
-TRAIN_COMMAND = (sys.executable, "-P", "-m", "forerun.cli.main", "train")
+TRAIN_COMMAND = (sys.executable, "-P", "-m", "forerun", "train")
 _LOG_TAIL_BYTES = 20_000
 
 
@@ -39,7 +40,7 @@ class SweepRunner:
       path: the job file.
       file: the state of the sweep.
       shares: the devices of the processes. Their number is the number of runs at a time.
-      say: receives lines for the user.
+      reporter: receives lines for the user.
       stop_on_failure: whether a failed run ends the sweep.
     """
 
@@ -48,11 +49,11 @@ class SweepRunner:
         path: Path,
         file: SweepFile,
         shares: Sequence[DeviceShare],
-        say: Callable[[str], None],
+        reporter: Reporter,
         *,
         stop_on_failure: bool = False,
     ) -> None:
-        self._path, self._file, self._say, self._stop_on_failure = path, file, say, stop_on_failure
+        self._path, self._file, self._reporter, self._stop_on_failure = path, file, reporter, stop_on_failure
         self._free = deque(shares)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: queue.Queue[tuple[SweepRun, DeviceShare, float, int]] = queue.Queue()
@@ -90,7 +91,7 @@ class SweepRunner:
         log = self._file.path.parent / LOGS / f"{run.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         where = "" if share.text == DeviceShare.text else f" on {share.text}"
-        self._say(f"run {self._number}/{self._total}: {run.label}{where}")
+        self._reporter.info(f"run {self._number}/{self._total}: {run.label}{where}")
         self._file.update(run, state="running", exit_code=None, job=job_digest(run.job), error="")
         with log.open("ab") as out, _on_cores(share.cores):
             # Its own session: the terminal's Ctrl-C would reach the child a second time, and end it without a save.
@@ -120,15 +121,15 @@ class SweepRunner:
             self._file.update(run, state="finished", seconds=seconds, exit_code=0)
             rows = [row for row in read_metrics(self._folder(run).metrics) if row.get("loss") is not None]
             loss = f", loss {rows[-1]['loss']:.4f}" if rows else ""
-            self._say(f"  finished in {Seconds(seconds)}{loss}: {run.label}")
+            self._reporter.info(f"  finished in {Seconds(seconds)}{loss}: {run.label}")
         elif code in (STOPPED, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM) or self._stopping:
             self._file.update(run, state="stopped", seconds=seconds, exit_code=code)
-            self._say(f"  stopped: {run.label}; the same command resumes it")
+            self._reporter.info(f"  stopped: {run.label}; the same command resumes it")
         else:
             log = self._file.path.parent / LOGS / f"{run.name}.log"
             error = last_error(log)
             self._file.update(run, state="failed", seconds=seconds, exit_code=code, error=error)
-            self._say(f"  FAILED with exit code {code}: {run.label}; {error or 'no message'}; see {log}")
+            self._reporter.info(f"  FAILED with exit code {code}: {run.label}; {error or 'no message'}; see {log}")
             if self._stop_on_failure:
                 self.stop(signal.SIGTERM)
 
@@ -140,7 +141,7 @@ class SweepRunner:
                 newest = rows[-1] if rows else {}
                 loss = f", loss {newest['loss']:.4f}" if newest.get("loss") is not None else ""
                 step = f"step {newest['step']}{loss}" if newest else "no step yet"
-                self._say(f"  {run.label}: {step}")
+                self._reporter.info(f"  {run.label}: {step}")
 
     def _folder(self, run: SweepRun) -> RunFolder:
         return RunFolder(self._file.path.parent / run.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
 from forerun.pages.render import render
+from forerun.reporter import LineReporter
 from forerun.verbs.job_files import open_job, prepared
 from forerun.verbs.sweep.report import cells_of, columns_of, page, write_report
 from forerun.verbs.sweep.results import SweepResults
@@ -99,7 +101,7 @@ def sweep(
     made = prepare(_path_of(job), values, parallel=parallel)
     for line in (*made.description(), *made.changes):
         print(line)
-    results = train_sweep(made, print, stop_on_failure=stop_on_failure)
+    results = train_sweep(made, LineReporter(sys.stdout), stop_on_failure=stop_on_failure)
     write_report(made, results)
     return Sweep(made.folder, results.metric, made, results)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.config.data_section import Data, Part
@@ -13,8 +13,7 @@ from forerun.data.chat_template import template_named
 from forerun.data.vocabulary.split_report import TokenizerReport as TokenizerReport
 from forerun.data.vocabulary.training import END, TokenizerSettings, chat_tokens
 from forerun.errors import UserError
-from forerun.progress import ProgressBar
-from forerun.units import MIB
+from forerun.reporter import SILENT, LineReporter
 from forerun.verbs.job_files import load_job, prepared
 from forerun.verbs.tokenizer import train_tokenizer as training
 from forerun.verbs.tokenizer.train_tokenizer import TrainedTokenizer as TrainedTokenizer
@@ -71,16 +70,14 @@ def train_tokenizer(
                 fix=f"use {name}={known[0]!r}, or another of these values",
             )
     settings = TokenizerSettings(vocab, end, chat_tokens(template, special), splitting, normalize)  # type: ignore[arg-type]
-    with ProgressBar("MiB of text") as bar:
-        return training.train_tokenizer(
-            _data_of(data),
-            Path(to),
-            settings,
-            template=template,
-            compare=compare,
-            on_bytes=_shown_in(bar) if progress else (lambda done, total: None),
-            say=_say if progress else (lambda text: None),
-        )
+    return training.train_tokenizer(
+        _data_of(data),
+        Path(to),
+        settings,
+        template=template,
+        compare=compare,
+        reporter=LineReporter(sys.stderr) if progress else SILENT,
+    )
 
 
 def inspect_tokenizer(
@@ -110,24 +107,3 @@ def _data_of(source: TextSource | Sequence[str | os.PathLike[str]]) -> Data:
     if len(names) == 1:
         return Data(path=names[0])
     return Data(mixture={f"part{number}": Part(path=name) for number, name in enumerate(names)})
-
-
-def _shown_in(bar: ProgressBar) -> Callable[[int, int], None]:
-    """Return a callback that shows bytes as MiB. A new bar starts with the first call."""
-    shown = -1
-
-    def show(done: int, total: int) -> None:
-        nonlocal shown
-        whole = -(-total // MIB)
-        if shown < 0:
-            bar.start(whole)
-        now = whole if done >= total else done // MIB
-        if now != shown:
-            shown = now
-            bar.update(now)
-
-    return show
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

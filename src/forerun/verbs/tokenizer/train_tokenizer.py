@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,13 @@ from pathlib import Path
 from forerun.config.schema import Data
 from forerun.data.tokenizer import FILE_NAME, load_tokenizer
 from forerun.data.vocabulary.split_report import TokenizerReport, tokenizer_report
-from forerun.data.vocabulary.texts import OnBytes, SourceTexts, open_texts
+from forerun.data.vocabulary.texts import SourceTexts, open_texts
 from forerun.data.vocabulary.training import TokenizerSettings, require_free, train, write_tokenizer_folder
 from forerun.errors import UserError
+from forerun.reporter import SILENT, Reporter
 from forerun.units import Seconds
 
 BEAT_SECONDS = 10.0
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def train_tokenizer(
     *,
     template: str | None,
     compare: Sequence[str] = (),
-    on_bytes: OnBytes = lambda done, total: None,
-    say: Say = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> TrainedTokenizer:
     """Train a tokenizer on the texts of a data section that are not held out, and write it.
 
@@ -61,8 +60,7 @@ def train_tokenizer(
       settings: the vocabulary, the special tokens and the splitting.
       template: the source of the chat template, or None for a tokenizer without one.
       compare: other tokenizers for the report, as in `data.tokenizer`.
-      on_bytes: called with the bytes that were read and all bytes.
-      say: receives a line every ten seconds while pairs are merged.
+      reporter: shows how much text was read, and a line every ten seconds while pairs are merged.
 
     Raises:
       UserError: the texts cannot be read, the settings are not possible, or the folder is not empty.
@@ -72,8 +70,8 @@ def train_tokenizer(
     others = [
         (_short(name), load_tokenizer(name)) for name in compare
     ]  # a wrong name must not be found after the training
-    with _heartbeat(say) as merging:
-        made = train(_training_texts(texts, on_bytes, merging), settings)
+    with _heartbeat(reporter) as merging:
+        made = train(_training_texts(texts, reporter, merging), settings)
     write_tokenizer_folder(made, to, settings.end, template)
     found = load_tokenizer(str(to.absolute()))
     named = [(to.name, found), *others, ("bytes", load_tokenizer("bytes"))]
@@ -102,9 +100,9 @@ def _short(name: str) -> str:
     return f"{path.parent.name}/{path.name}" if path.name == FILE_NAME else path.name
 
 
-def _training_texts(texts: SourceTexts, on_bytes: OnBytes, merging: threading.Event) -> Iterator[str]:
+def _training_texts(texts: SourceTexts, reporter: Reporter, merging: threading.Event) -> Iterator[str]:
     found = False
-    for text, held in texts.texts(on_bytes):
+    for text, held in texts.texts(reporter):
         if not held:
             found = True
             yield text
@@ -119,8 +117,8 @@ def _training_texts(texts: SourceTexts, on_bytes: OnBytes, merging: threading.Ev
 
 
 @contextmanager
-def _heartbeat(say: Say) -> Iterator[threading.Event]:
-    """Yield an event. From its `set` to the end of the block, `say` gets a line every ten seconds.
+def _heartbeat(reporter: Reporter) -> Iterator[threading.Event]:
+    """Yield an event. From its `set` to the end of the block, a line is shown every ten seconds.
 
     The library merges pairs in one call, without the lock of Python, and reports no progress.
     """
@@ -131,7 +129,7 @@ def _heartbeat(say: Say) -> Iterator[threading.Event]:
         spent = 0.0
         while not done.wait(BEAT_SECONDS):
             spent += BEAT_SECONDS
-            say(f"merging pairs of tokens: {Seconds(spent)}")
+            reporter.info(f"merging pairs of tokens: {Seconds(spent)}")
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

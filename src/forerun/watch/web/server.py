@@ -14,7 +14,6 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from forerun.errors import UserError
+from forerun.reporter import Reporter
 from forerun.safe_text import clean
 from forerun.watch.run_reader import RunReader
 from forerun.watch.web.live_page import LivePage, policy
@@ -171,14 +171,14 @@ def open_server(reader: RunReader, port: int = 0) -> LiveServer:
         ) from error
 
 
-def serve(reader: RunReader, port: int, end: Event, say: Callable[[str], None]) -> None:
+def serve(reader: RunReader, port: int, end: Event, reporter: Reporter) -> None:
     """Serve the page of a run until `end` is set. The port is closed then."""
     server = open_server(reader, port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="watch --web")
     thread.daemon = True
     thread.start()
     try:
-        say(f"{server.url}\nCtrl-C ends. From another machine: {tunnel_command(server)}")
+        reporter.info(f"{server.url}\nCtrl-C ends. From another machine: {tunnel_command(server)}")
         end.wait()
     finally:
         server.shutdown()

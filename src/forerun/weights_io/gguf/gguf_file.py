@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from forerun.installation import install_command
 from forerun.models.families.wrapper import text_of
 from forerun.models.pretrained import read_snapshot
 from forerun.models.registry import model_for
+from forerun.reporter import SILENT, Reporter
 from forerun.weights_io.gguf.architecture import Metadata, metadata_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, exact_blocks, tensor_types
 from forerun.weights_io.gguf.tensors import Floats, TensorSource
@@ -71,7 +72,7 @@ def write_gguf(
     name: str,
     ends: Sequence[int],
     default_context: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    reporter: Reporter = SILENT,
 ) -> GgufFile:
     """Write the model in an exported folder as a GGUF file, read it back and compare it.
 
@@ -84,7 +85,7 @@ def write_gguf(
         name: The name of the model in the file.
         ends: The ids that end an answer; the first one ends a turn.
         default_context: The length of the context if config.json has none, in tokens.
-        say: A function that is called with a line for each part of the work.
+        reporter: receives a line for each part of the work.
 
     Raises:
         UserError: llama.cpp cannot compute the model or its tokenizer, or the written file differs.
@@ -101,7 +102,7 @@ def write_gguf(
     with opened_snapshot(snapshot) as weights:
         source = TensorSource(weights, family, model, config, metadata)
         types = tensor_types(source.tensors, kind, config.layers, config.tied)
-        say(f"writing {path.name}: {_counted(types)}")
+        reporter.info(f"writing {path.name}: {_counted(types)}")
         writer = gguf.GGUFWriter(path, metadata.architecture.name)
         try:
             _add_metadata(writer, metadata, vocabulary, name, kind)
@@ -112,7 +113,7 @@ def write_gguf(
             writer.close()
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-        say("reading the GGUF file back and comparing")
+        reporter.info("reading the GGUF file back and comparing")
         error = _compare(path, source, types)
     bos = vocabulary.tokens[vocabulary.special["bos"]] if vocabulary.add_bos else None
     parts = () if family.wrapper is None else ("the file has the text model only, without images, video and audio",)

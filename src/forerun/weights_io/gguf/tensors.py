@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors import Weights
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.base import Config, Family
 from forerun.weights_io.gguf.architecture import Architecture, Metadata

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.cloud.host.host_clock import HostClock
 from forerun.cloud.provider import CloudUnavailable
@@ -35,7 +36,12 @@ class Clocks:
 
     def clock(self, file: Path | None = None, boot: str = "b1") -> HostClock:
         return HostClock(
-            self.ask, lambda: self.wall, lambda: self.monotonic, file=file, boot=boot, tell=self.said.append
+            self.ask,
+            lambda: self.wall,
+            lambda: self.monotonic,
+            file=file,
+            boot=boot,
+            reporter=RecordingReporter(self.said),
         )
 
 

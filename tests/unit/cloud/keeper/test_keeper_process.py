@@ -16,6 +16,7 @@ from forerun.cloud.setup.bundle import Bundle
 from forerun.cloud.setup.job_files import JobFiles
 from forerun.cloud.ssh import delivery
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 
 PRICES = {"v6e-8": 10.0, "e2-small": 0.5}
 RUN = replace(cloud_run(option()), keeper=True, keeper_usd_per_hour=0.5, keeper_at=START)
@@ -38,9 +39,8 @@ def keep(cloud: SimulatedCloud, provider: SimulatedProvider) -> str:
     assert isinstance(run, CloudRun)
     settings = replace(SETTINGS, run=run)
     elapsed = lambda: cloud.now  # noqa: E731
-    end = run_keeper(
-        settings, providers, SimulatedDelivery(cloud), lambda text: None, cloud.advance, cloud.files(), elapsed=elapsed
-    )
+    sender = SimulatedDelivery(cloud)
+    end = run_keeper(settings, providers, sender, SILENT, cloud.advance, cloud.files(), elapsed=elapsed)
     return end.reason
 
 
@@ -111,7 +111,7 @@ def test_paths_of_the_job_are_those_of_the_keeper(monkeypatch: pytest.MonkeyPatc
     run = replace(cloud_run(), arguments=("seed=1",))
     entry = AttemptEntry(1, option(), "forerun-sim-1", START, None, 0.0)
     files = JobFiles((), ())
-    sender = delivery.SshDelivery(tmp_path, tmp_path, "p", print, {}, local=files, overrides=SETTINGS.overrides)
+    sender = delivery.SshDelivery(tmp_path, tmp_path, "p", SILENT, {}, local=files, overrides=SETTINGS.overrides)
     sender.deliver(run, entry, [], [])
     unit = bundles[0].files[f"units/{TRAIN_UNIT}"]
     assert isinstance(unit, bytes)

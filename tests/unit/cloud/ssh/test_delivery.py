@@ -3,6 +3,7 @@ import stat
 import subprocess
 
 import pytest
+from recording_reporter import RecordingReporter
 from ssh_server import SSHD, free_port, new_key, ssh_server
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
@@ -11,6 +12,7 @@ from forerun.cloud.ssh import delivery
 from forerun.cloud.ssh.connection import HostAccess, IapTunnel, Trouble, run_on, ssh_command
 from forerun.cloud.ssh.delivery import deliver, setup_states
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 
 pytestmark = pytest.mark.skipif(SSHD is None, reason="needs openssh-server")
 SECRET = "hf_verysecretvalue"
@@ -34,7 +36,9 @@ def bundle(size: int = 10) -> Bundle:
 
 def test_a_bundle_arrives_complete_and_only_its_owner_can_read_it(server, folder):
     sent, lines = bundle(3_000_000), []
-    deliver(sent, [server.address()], [[server.host_key]], server.identity, lines.append, folder=str(folder))
+    deliver(
+        sent, [server.address()], [[server.host_key]], server.identity, RecordingReporter(lines), folder=str(folder)
+    )
     file = folder / "inbox/bundle.tar"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == sent.sha256
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -45,7 +49,7 @@ def test_a_bundle_arrives_complete_and_only_its_owner_can_read_it(server, folder
 
 def test_a_host_that_has_accepted_a_bundle_gets_no_second_one(server, folder):
     (folder / "accepted").write_text("digest\n")
-    deliver(bundle(), [server.address()], [[server.host_key]], server.identity, [].append, folder=str(folder))
+    deliver(bundle(), [server.address()], [[server.host_key]], server.identity, SILENT, folder=str(folder))
     assert list((folder / "inbox").iterdir()) == []
 
 
@@ -58,7 +62,7 @@ def test_a_bundle_that_is_damaged_on_its_way_is_not_stored(server, folder):
 
     with pytest.raises(CloudUnavailable):
         deliver(
-            Damaged(), [server.address()], [[server.host_key]], server.identity, [].append, folder=str(folder),
+            Damaged(), [server.address()], [[server.host_key]], server.identity, SILENT, folder=str(folder),
             limit_seconds=0,
         )  # fmt: skip
     assert list((folder / "inbox").iterdir()) == []
@@ -73,7 +77,7 @@ def test_a_changed_host_key_stops_the_delivery(server, folder, tmp_path):
             [server.address(0), server.address(1)],
             [[server.host_key], [other]],
             server.identity,
-            [].append,
+            SILENT,
             folder=str(folder),
             sleep=waits.append,
         )
@@ -84,10 +88,10 @@ def test_a_changed_host_key_stops_the_delivery(server, folder, tmp_path):
 
 def test_a_host_without_a_known_key_gets_nothing(server, folder):
     with pytest.raises(UserError) as error:
-        deliver(bundle(), [server.address()], [[]], server.identity, [].append, folder=str(folder))
+        deliver(bundle(), [server.address()], [[]], server.identity, SILENT, folder=str(folder))
     assert error.value.code == "E-CLOUD-036"
     with pytest.raises(CloudUnavailable):
-        deliver(bundle(), [server.address()], [], server.identity, [].append, folder=str(folder))
+        deliver(bundle(), [server.address()], [], server.identity, SILENT, folder=str(folder))
     assert list((folder / "inbox").iterdir()) == []
 
 
@@ -98,7 +102,7 @@ def test_a_delivery_waits_until_the_setup_has_begun(server, tmp_path):
         [server.address()],
         [[server.host_key]],
         server.identity,
-        lines.append,
+        RecordingReporter(lines),
         folder=str(tmp_path),
         sleep=lambda _: (tmp_path / "inbox").mkdir(),
     )
@@ -116,7 +120,7 @@ def test_a_host_that_stays_unreachable_can_be_tried_later(server, folder):
             [server.address(), gone],
             [[server.host_key]] * 2,
             server.identity,
-            [].append,
+            SILENT,
             folder=str(folder),
             limit_seconds=8,
             now=lambda: next(clock),
@@ -149,7 +153,7 @@ def test_many_hosts_are_reached_in_batches(server, folder, monkeypatch):
     monkeypatch.setattr(delivery, "PARALLEL", 2)
     lines: list[str] = []
     hosts = [server.address(index) for index in range(5)]
-    deliver(bundle(), hosts, [[server.host_key]] * 5, server.identity, lines.append, folder=str(folder))
+    deliver(bundle(), hosts, [[server.host_key]] * 5, server.identity, RecordingReporter(lines), folder=str(folder))
     assert sorted(int(line.split()[1].rstrip(":")) for line in lines) == list(range(5))
 
 

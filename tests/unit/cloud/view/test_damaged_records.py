@@ -36,6 +36,7 @@ from forerun.cloud.view.project_state import ProjectState, bounded_calls, read_p
 from forerun.cloud.view.removal import RemovalResult, removal_targets, resources_of, snapshots_of, take_down
 from forerun.cloud.view.run_rows import CloudRow, rows_of, state_of_run
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot
+from forerun.reporter import SILENT
 
 NOW = 100.0
 NAMES = (
@@ -95,7 +96,7 @@ def delete_all(cloud: SimulatedCloud, project: ProjectState) -> RemovalResult:
     damaged = [folder for folder, why in project.unread.items() if isinstance(why, DamagedEntry)]
     snapshots = snapshots_of(None, chosen, project.snapshots)
     provider = ListedProvider(cloud)
-    return take_down(removal_targets(chosen), snapshots, {"tpu": provider}, NOW, lambda text: None, damaged)
+    return take_down(removal_targets(chosen), snapshots, {"tpu": provider}, NOW, SILENT, damaged)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ def test_a_forged_attempt_does_not_delete_another_machine(folder: Path) -> None:
     project = project_of(cloud, folder)
     chosen = resources_of("bad", project.resources)
     snapshots = snapshots_of("bad", chosen, project.snapshots)
-    take_down(removal_targets(chosen), snapshots, {"tpu": ListedProvider(cloud)}, NOW, lambda text: None)
+    take_down(removal_targets(chosen), snapshots, {"tpu": ListedProvider(cloud)}, NOW, SILENT)
     assert list(cloud.slices) == [("forerun-good-1", "us-east1-d")]
 
 

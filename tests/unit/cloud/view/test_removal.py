@@ -33,6 +33,7 @@ from forerun.cloud.view.removal import (
 )
 from forerun.cloud.view.snapshot import read_snapshot
 from forerun.errors import UserError
+from forerun.reporter import SILENT
 
 
 def down(cloud: RecordedCloud, name: str | None = "quick") -> None:
@@ -46,7 +47,7 @@ def down(cloud: RecordedCloud, name: str | None = "quick") -> None:
         snapshots_of(name, chosen, project.snapshots),
         {"tpu": provider},
         project.now,
-        lambda text: None,
+        SILENT,
     )
     assert (result.failed, result.unrecorded) == ({}, {})
     require_removed(resources_of(name, provider.list()), result.failed)
@@ -87,7 +88,7 @@ def test_a_request_that_is_not_listed_yet_is_deleted(tmp_path: Path) -> None:
     act(cloud, one, 15)
     provider = ListedProvider(cloud)
     project = read_project(lambda: [provider], [str(cloud.folder)], 0.0)
-    take_down((), snapshots_of("quick", (), project.snapshots), {"tpu": provider}, project.now, lambda text: None)
+    take_down((), snapshots_of("quick", (), project.snapshots), {"tpu": provider}, project.now, SILENT)
     assert cloud.slices == {}
 
 
@@ -138,7 +139,7 @@ def test_one_failure_does_not_prevent_the_rest(tmp_path: Path) -> None:
 
     provider = Failing(cloud)
     targets = (RemovalTarget("tpu", "lost", "z"), *removal_targets(provider.list()))
-    result = take_down(targets, {}, {"tpu": provider}, START, lambda text: None)
+    result = take_down(targets, {}, {"tpu": provider}, START, SILENT)
     assert cloud.slices == {}
     assert (list(result.failed), len(result.deleted)) == ([targets[0]], 1)
     lost = Resource("tpu", "node", "lost", "z", SliceStatus(SliceState.READY), {})
@@ -158,7 +159,7 @@ def test_an_attempt_whose_deletion_failed_stays_open(tmp_path: Path) -> None:
 
     provider = Failing(cloud)
     project = read_project(lambda: [provider], [], 0.0)
-    take_down(removal_targets(project.resources), project.snapshots, {"tpu": provider}, project.now, lambda text: None)
+    take_down(removal_targets(project.resources), project.snapshots, {"tpu": provider}, project.now, SILENT)
     found = read_snapshot(cloud.files())
     assert found is not None
     assert (len(found.open_attempts), found.stop is not None, len(cloud.slices)) == (1, True, 1)

@@ -7,9 +7,9 @@ import pytest
 
 from forerun.data.documents import in_memory
 from forerun.data.inspect.corpus_report import Lengths
-from forerun.data.inspect.excerpt import ExcerptPart, Gap, excerpt
 from forerun.data.inspect.histogram import histogram
-from forerun.data.inspect.measure import examine_documents, examine_rows, lengths_of, samples_of
+from forerun.data.inspect.open_corpus import examine_documents, examine_rows, lengths_of, samples_of
+from forerun.data.inspect.pieces import ExcerptPart, Gap, excerpt
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.whole_documents import WholeDocuments
 from forerun.data.tokenizer import ByteTokenizer, Tokenizer

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from forerun.data.documents import in_memory
 from forerun.data.inspect.corpus_report import CorpusReport, SkippedRows
-from forerun.data.inspect.measure import samples_of
+from forerun.data.inspect.open_corpus import samples_of
 from forerun.data.inspect.page import page
 from forerun.data.inspect.terminal import print_report
 from forerun.data.order.whole_documents import WholeDocuments

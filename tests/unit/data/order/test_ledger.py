@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.data.order.ledger import Ledger, drawn, entries
 from forerun.data.order.rows import Example
@@ -68,7 +69,7 @@ def test_a_resumed_ledger_keeps_what_is_no_entry_aside(tmp_path: Path, broken: b
     file, told = written(tmp_path / "a.jsonl", STEPS), list[str]()
     content = file.read_bytes()
     file.write_bytes(broken + b"\n" + content)
-    Ledger(file, step=4, tell=told.append).close()
+    Ledger(file, step=4, reporter=RecordingReporter(told)).close()
     assert file.read_bytes() == content
     assert len(told) == 1
     assert (tmp_path / "a.jsonl.damaged").read_bytes() == broken + b"\n"

@@ -57,7 +57,10 @@ def generated(name: str, *, pairs: bool = False) -> InMemory:
 
 def digest_of_rows(rows: Any) -> str:
     """Return a digest of all that rows give: contents, examples, counts and their own digest."""
-    total = hashlib.sha256(f"{rows.digest} {len(rows)} {json.dumps(rows.report.to_json(), sort_keys=True)}".encode())
+    report = rows.report.to_json()
+    if isinstance(rows, Concatenated):
+        report["too_long"] = rows.count_too_long()
+    total = hashlib.sha256(f"{rows.digest} {len(rows)} {json.dumps(report, sort_keys=True)}".encode())
     for begin in range(0, len(rows), 50):
         index = np.arange(begin, min(begin + 50, len(rows)))
         for name, array in rows.take(index).items():

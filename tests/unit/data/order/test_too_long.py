@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.data.order.packing import pack
-from forerun.data.order.too_long import apply_policy, refuse_too_long, resolve_policy
+from forerun.data.order.packing import apply_policy, pack, refuse_too_long, resolve_policy
 from forerun.errors import UserError
 
 LENGTHS = np.array([0, 7, 8, 9, 20])

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from forerun.data.documents import InMemory, in_memory
-from forerun.data.order import packing
-from forerun.data.order import plan as planning
+from forerun.data.order import packing, whole_documents
 from forerun.data.order.packing import KEY, first_fit_decreasing, window_size
 from forerun.data.order.permutation import permuted
 from forerun.data.order.rows import FIELDS
@@ -84,7 +83,7 @@ def test_rows_are_those_of_the_plain_algorithm(S: int, too_long: str, monkeypatc
     """Several windows, several chunks of windows, and every field of every position."""
     monkeypatch.setattr(packing, "FEWEST", 20)
     monkeypatch.setattr(packing, "ROWS_PER_WINDOW", 3)
-    monkeypatch.setattr(planning, "TOGETHER", 50)
+    monkeypatch.setattr(whole_documents, "TOGETHER", 50)
     rng = np.random.default_rng(S)
     lengths = [1, 1, 2, *rng.integers(1, 3 * min(S, 30) + 2, 200).tolist(), S + 1, 2 * S + 1, 1]
     documents = numbered(lengths, rng.random(sum(lengths)) < 0.7)
@@ -215,7 +214,7 @@ def test_a_plan_on_disk_gives_the_same_rows_and_is_reused(tmp_path: Path, monkey
     def never(*_: object) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr(planning, "pack", never)
+    monkeypatch.setattr(whole_documents, "pack", never)
     assert len(WholeDocuments(documents, 32, plan_folder=tmp_path / "plans")) == len(memory)
     with pytest.raises(AssertionError, match="planned again"):
         WholeDocuments(documents, 33, plan_folder=tmp_path / "plans")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from folder_stand_in import MemoryCache, StandIn, write_array
+from recording_reporter import RecordingReporter
 
 from forerun.data.reads import patient_reads
-from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.block_cache import LINE_BYTES, BlockCache, stored_geometry
+from forerun.data.reads.block_reader import BlockReader, ByteLimit, ReadMemory, Recent
 from forerun.data.reads.bucket_array import ArrayPart, BucketArray, read_parts
-from forerun.data.reads.patient_reads import PatientReads, merged
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ByteLimit, ReadMemory, Recent
+from forerun.data.reads.patient_reads import PatientReads, ReadCounts, merged
 from forerun.errors import StorageError, UserError
 from forerun.storage.folder import FileRange
 from forerun.storage.retries import READS
@@ -42,11 +43,15 @@ class Rig:
         )
         self.reader = BlockReader(self.folder, self.cache, self.counts, memory, reads)
         dtype, count = self.numbers.dtype, len(self.numbers)
-        self.array = self.reader.array("unit/a.tokens", dtype, count, self.root, **self.options)
+        self.array = BucketArray(self.reader, "unit/a.tokens", dtype, count, self.root, **self.options)
         return self.array
 
     def require_equal(self, start: int, stop: int) -> None:
         assert np.array_equal(self.array.read(start, stop), self.numbers[start:stop])
+
+    def ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
+        """Return several ranges, which are fetched at the same time."""
+        return read_parts([ArrayPart(self.array, start, stop) for start, stop in zip(starts, stops, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +70,10 @@ def test_ranges_of_a_batch_need_one_round_trip_with_their_checksums(large: Rig) 
     chance = np.random.default_rng(2)
     starts = [0, len(LARGE) - 1, 5_000_000, 5_000_100, *chance.integers(0, len(LARGE) - 3000, 60).tolist()]
     stops = [min(start + 2049, len(LARGE)) for start in starts]
-    for start, stop, found in zip(starts, stops, large.array.read_many(starts, stops), strict=True):
+    for start, stop, found in zip(starts, stops, large.ranges(starts, stops), strict=True):
         assert np.array_equal(found, LARGE[start:stop])
     assert len(large.folder.calls) == 1
-    assert large.array.read_many(starts, stops)[3][0] == LARGE[starts[3]]
+    assert large.ranges(starts, stops)[3][0] == LARGE[starts[3]]
     assert not [one for one in large.folder.calls[1] if one.name.endswith(".sums")], "checksums stay in memory"
     assert large.counts.requests == sum(map(len, large.folder.calls))
 
@@ -76,7 +81,7 @@ def test_ranges_of_a_batch_need_one_round_trip_with_their_checksums(large: Rig) 
 def test_ends_and_empty_ranges(rig: Rig) -> None:
     for start, stop in ((0, 0), (0, 1), (2047, 2049), (len(NUMBERS) - 1, len(NUMBERS)), (0, len(NUMBERS))):
         rig.require_equal(start, stop)
-    assert rig.array.read_many([], []) == []
+    assert rig.ranges([], []) == []
 
 
 def test_a_second_process_reads_everything_from_the_cache(rig: Rig) -> None:
@@ -170,7 +175,7 @@ def test_wrong_answers_are_repeated_and_counted(rig: Rig, how: str) -> None:
 
     rig.folder.change = change
     starts = list(range(0, 3_000_000, 300_000))
-    for start, found in zip(starts, rig.array.read_many(starts, [start + 9 for start in starts]), strict=True):
+    for start, found in zip(starts, rig.ranges(starts, [start + 9 for start in starts]), strict=True):
         assert np.array_equal(found, NUMBERS[start : start + 9])
     assert rig.counts.failed_requests >= (2 if how == "fails" else 3)
     assert rig.pauses
@@ -321,3 +326,59 @@ def test_near_ranges_are_merged_up_to_a_limit() -> None:
 def test_a_range_inside_of_another_one_is_covered() -> None:
     ranges = [FileRange("a", 0, 1000), FileRange("a", 10, 50), FileRange("b", 10, 50)]
     assert merged(ranges) == [FileRange("a", 0, 1000), FileRange("b", 10, 50)]
+
+
+FEW_NUMBERS = np.random.default_rng(0).integers(0, 60_000, 400_000).astype("<u2")
+
+
+class Reader:
+    """A new process: its memory is empty, and its cache file exists."""
+
+    def __init__(self, folder: Path, root: str) -> None:
+        self.counts = ReadCounts()
+        self.told: list[str] = []
+        cache = BlockCache(folder / "cache", 8 << 20, self.counts, RecordingReporter(self.told))
+        self.bucket = StandIn(folder / "bucket")
+        reader = BlockReader(self.bucket, cache, self.counts, ReadMemory())
+        self.array = BucketArray(reader, "unit/a.tokens", FEW_NUMBERS.dtype, len(FEW_NUMBERS), root)
+
+    def numbers(self) -> np.ndarray:
+        return np.asarray(self.array.read(0, len(FEW_NUMBERS)))
+
+
+def swap_lines(file: Path) -> None:
+    """Exchange the contents of neighbouring lines. Entries and tags stay, so every line looks valid."""
+    geometry = stored_geometry(file)
+    assert geometry is not None
+    data = bytearray(file.read_bytes())
+    lines = range(geometry.lines_at, len(data) - 2 * LINE_BYTES + 1, 2 * LINE_BYTES)
+    for at in lines:
+        first, second = data[at : at + LINE_BYTES], data[at + LINE_BYTES : at + 2 * LINE_BYTES]
+        data[at : at + 2 * LINE_BYTES] = second + first
+    with file.open("r+b") as opened:
+        opened.write(data)
+
+
+def replace_lines(file: Path) -> None:
+    """Write the same chosen bytes into every line, as one who wants to train on other data."""
+    geometry = stored_geometry(file)
+    assert geometry is not None
+    with file.open("r+b") as opened:
+        opened.seek(geometry.lines_at)
+        opened.write(b"\x07\x00" * ((os.path.getsize(file) - geometry.lines_at) // 2))
+
+
+@pytest.mark.parametrize("poison", [swap_lines, replace_lines])
+def test_a_poisoned_cache_changes_no_number(tmp_path: Path, poison: Callable[[Path], None]) -> None:
+    root = write_array(tmp_path / "bucket/unit/a.tokens", FEW_NUMBERS)
+    assert np.array_equal(Reader(tmp_path, root).numbers(), FEW_NUMBERS)
+    unharmed = Reader(tmp_path, root)
+    assert np.array_equal(unharmed.numbers(), FEW_NUMBERS)
+    assert unharmed.bucket.calls == [], "everything is cached"
+    poison(tmp_path / "cache")
+    poisoned = Reader(tmp_path, root)
+    assert np.array_equal(poisoned.numbers(), FEW_NUMBERS)
+    assert poisoned.counts.cache_damaged > 100
+    repaired = Reader(tmp_path, root)
+    assert np.array_equal(repaired.numbers(), FEW_NUMBERS)
+    assert (repaired.counts.cache_damaged, repaired.bucket.calls) == (0, [])

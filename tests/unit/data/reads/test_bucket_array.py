@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from folder_stand_in import StandIn, write_array
 
-from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.block_reader import BlockReader, ReadMemory
 from forerun.data.reads.bucket_array import BucketArray, numbers_at, places_of
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ReadMemory
+from forerun.data.reads.patient_reads import ReadCounts
 
 
 def array_of(path: Path, numbers: np.ndarray, name: str = "a", **options: Any) -> tuple[BucketArray, StandIn]:
     root = write_array(path / name, numbers)
     folder = StandIn(path)
     reader = BlockReader(folder, None, ReadCounts(), ReadMemory())
-    return reader.array(name, numbers.dtype, len(numbers), root, **options), folder
+    return BucketArray(reader, name, numbers.dtype, len(numbers), root, **options), folder
 
 
 def offsets(kind: str, count: int = 400_000) -> np.ndarray:
@@ -87,7 +86,7 @@ def test_several_arrays_are_asked_together(tmp_path: Path) -> None:
     folder = StandIn(tmp_path)
     reader = BlockReader(folder, None, ReadCounts(), ReadMemory())
     arrays = [
-        reader.array(f"{n}", "<i8", len(one), root, is_kept=True, ends=(0, int(one[-1])))
+        BucketArray(reader, f"{n}", "<i8", len(one), root, is_kept=True, ends=(0, int(one[-1])))
         for n, (one, root) in enumerate(zip(plain, roots, strict=True))
     ]
     wanted = [np.random.default_rng(n).integers(0, one[-1], 9) for n, one in enumerate(plain)]

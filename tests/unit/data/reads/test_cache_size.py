@@ -7,15 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recording_reporter import FailingReporter, RecordingReporter
 from tiny_job import JOB, TEXT
 
 from forerun.cli.main import main
 from forerun.config.schema import Data
 from forerun.data.reads import cache_size as module
-from forerun.data.reads.block_cache import BlockCache, job_cache
-from forerun.data.reads.cache_file import geometry_within
-from forerun.data.reads.cache_size import bucket_cache, cache_size
-from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.block_cache import BlockCache, geometry_within
+from forerun.data.reads.cache_size import bucket_cache, cache_size, job_cache
+from forerun.data.reads.patient_reads import ReadCounts
 
 FREE_MIB = 640
 
@@ -34,7 +34,7 @@ def data_with(cache_gib: float | None = None, store: str = "gs://bucket/tokens")
 
 
 def opened(data: Data, told: list[str] | None = None) -> BlockCache | None:
-    return job_cache(data, ReadCounts(), pytest.fail if told is None else told.append)
+    return job_cache(data, ReadCounts(), FailingReporter() if told is None else RecordingReporter(told))
 
 
 def test_the_default_is_a_tenth_of_the_free_disk(disk: SimpleNamespace, tmp_path: Path) -> None:

@@ -11,16 +11,15 @@ import pytest
 from folder_stand_in import MemoryCache, StandIn, write_array
 
 from forerun.data.order.batches import Batches
-from forerun.data.order.block_order import BlockOrder
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
-from forerun.data.reads import patient_reads, read_memory
-from forerun.data.reads.block_reader import BlockReader
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ReadMemory
+from forerun.data.order.permutation import BlockOrder
+from forerun.data.reads import block_reader, patient_reads
+from forerun.data.reads.block_reader import BlockReader, ReadMemory
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.tokens import stored_documents
-from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.stored_documents import StoredDocuments
+from forerun.data.tokens.unit_table import UnitTable
 from forerun.hardware import object_storage
 from forerun.hardware.object_storage import BlockSizes, ReadLoad, step_reads
 
@@ -43,6 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, UnitTable]:
             "train.offsets": write_array(home / "train.offsets", offsets),
         }
         side = {"documents": len(offsets) - 1, "tokens": len(part), "learned": len(part), "largest": 9}
+        side |= {"longest": 5000, "single": 0, "targets": len(part)}
         sides = {"train": side | {"digest": "0" * 16}, "validation": dict.fromkeys(side, 0) | {"digest": "0" * 16}}
         about = {"unit": unit, "of": UNITS, "rows": 1, "bad": 0, "bad_files": []}
         units.append(about | {"sides": sides, "blocks": roots})
@@ -89,7 +89,7 @@ def test_predicted_requests_are_those_of_the_reader(
 
 
 def test_the_assumptions_are_those_of_the_reader() -> None:
-    assert object_storage.SUMS_MEMORY_BYTES == read_memory.SUMS_BYTES
-    assert object_storage.EXTENTS_MEMORY_BYTES == read_memory.BLOCKS_BYTES
+    assert object_storage.SUMS_MEMORY_BYTES == block_reader.SUMS_BYTES
+    assert object_storage.EXTENTS_MEMORY_BYTES == block_reader.BLOCKS_BYTES
     assert object_storage.MERGED_GAP_BYTES == patient_reads.GAP_BYTES
     assert object_storage.BORDERS_MEMORY_BYTES == stored_documents.ALL_OFFSETS_BYTES

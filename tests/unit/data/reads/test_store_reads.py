@@ -36,7 +36,7 @@ def test_the_first_damaged_block_is_told_once_and_the_total_at_the_end() -> None
     reads.counts.add(damaged_blocks=1)
     assert len(reads.take_messages()) == 1
     reads.counts.add(damaged_blocks=2, failed_requests=4, cache_damaged=1)
-    reads.tell("the cache is full")
+    reads.warn("the cache is full")
     assert reads.take_messages() == ["the cache is full"]
     total = reads.total()
     assert total is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.data.source import hub, splits
+from forerun.data.source import hub
 from forerun.errors import UserError
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "hub"))
@@ -294,7 +294,7 @@ CHOICES = {
 def test_the_choice_of_files(case: str) -> None:
     names, path, wanted = CHOICES[case]
     address = f"{PLACE}/{path}" if path else PLACE
-    assert list(splits.choose(names, path, None, address).files) == wanted
+    assert list(hub.choose(names, path, None, address).files) == wanted
 
 
 REFUSED = {
@@ -320,14 +320,14 @@ REFUSED = {
 def test_what_cannot_be_told_is_refused_with_what_to_write(case: str) -> None:
     names, path, words = REFUSED[case]
     with pytest.raises(UserError) as refused:
-        splits.choose(names, path, None, f"{PLACE}/{path}" if path else PLACE)
+        hub.choose(names, path, None, f"{PLACE}/{path}" if path else PLACE)
     assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
 
 
 def test_the_globs_of_a_refusal_choose_what_they_say() -> None:
     names, _, _ = REFUSED["splits without train"]
     path = "data/train_gen-*.parquet"
-    assert list(splits.choose(names, path, None, f"{PLACE}/{path}").files) == [n for n in names if "_gen" in n]
+    assert list(hub.choose(names, path, None, f"{PLACE}/{path}").files) == [n for n in names if "_gen" in n]
 
 
 CARD_FILES = ["big/0.parquet", "big/1.parquet", "small/train.parquet", "small/test.parquet"]
@@ -357,13 +357,13 @@ CARDS: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("case", CARDS)
 def test_the_card_says_which_files(case: str) -> None:
     configs, wanted = CARDS[case]
-    assert list(splits.choose(CARD_FILES, "", {"configs": configs}, PLACE).files) == wanted
+    assert list(hub.choose(CARD_FILES, "", {"configs": configs}, PLACE).files) == wanted
 
 
 def test_configurations_of_the_card_are_listed() -> None:
     card = {"configs": [{"config_name": name, "data_files": f"{name}/*"} for name in ("big", "small")]}
     with pytest.raises(UserError) as refused:
-        splits.choose(CARD_FILES, "", card, PLACE)
+        hub.choose(CARD_FILES, "", card, PLACE)
     assert "big, small" in refused.value.why
     assert f"{PLACE}/big/*, {PLACE}/small/*" in refused.value.fix
 
@@ -372,16 +372,16 @@ def test_configurations_of_the_card_are_listed() -> None:
     "text", ["# no card", "---\n: [\n---\n", "---\n- a\n---\n", "---\n" + "[" * 5000 + "\n---\n", "---\nnever closed"]
 )
 def test_a_card_that_says_nothing(text: str) -> None:
-    assert splits.front_matter(text) is None
+    assert hub.front_matter(text) is None
 
 
 def test_a_card_with_windows_line_ends() -> None:
-    assert splits.front_matter("---\r\nlicense: mit\r\n---\r\n# x") == {"license": "mit"}
+    assert hub.front_matter("---\r\nlicense: mit\r\n---\r\n# x") == {"license": "mit"}
 
 
 def test_only_a_script_is_said_of_no_dataset_with_other_files() -> None:
     with pytest.raises(UserError) as refused:
-        splits.choose(["README.md", "b.py"], "", None, PLACE)
+        hub.choose(["README.md", "b.py"], "", None, PLACE)
     assert "only" not in refused.value.what
 
 

@@ -25,16 +25,16 @@ from store_server import BUCKET, WebServer, gcs_emulator, s3_emulator
 
 PROGRAM = """
 import json, sys
-from forerun.data.source import readers
+from forerun.data.source import sources
 from forerun.data.source.files import find
 from forerun.data.source.identity import identities
 from forerun.errors import UserError
 
 def rows(file):
     if file.kind in ("megatron", "datatrove"):
-        columns = readers.recognise(file, {})
-        pieces = readers.pieces(file, 0, 100)
-        found = [row for piece in pieces for row in readers.rows(file, columns, piece)]
+        columns = sources.recognise_file(file, {})
+        pieces = sources.file_pieces(file, 0, 100)
+        found = [row for piece in pieces for row in sources.file_rows(file, columns, piece)]
         return [{"text": row.values["input_ids"].tolist()} for row in found]
     with file.open() as opened:
         if file.kind == "parquet":

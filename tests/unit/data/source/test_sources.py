@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -148,50 +147,6 @@ def test_nothing_is_read_beyond_what_is_taken(tmp_path: Path) -> None:
         next(found)
 
 
-@pytest.mark.parametrize(
-    ("raw", "what", "part"),
-    [
-        (b'{"text": "a"}\n{"text": \n', "line 2: invalid JSON", "Expecting value"),
-        (b'\n\n["a"]\n', "line 3: not an object", "list"),
-        (b'[{"text": "a"}]', "line 1: not an object", "jq -c"),
-        (b"[" * 100_000, "line 1: nested too deeply", "more than 200 levels deep"),
-        (b'{"text": "a"}\n{"txet": "b"}\n', "line 2: no column 'text'", "rename 'txet' to 'text'"),
-        (b'{"content": "a"}\n', "line 1: no column 'text'", "data.columns.text=content"),
-        (b'{"text": 1}\n', "line 1: column 'text' holds a number, not text", "it is 1"),
-        (b'{"text": null}\n', "line 1: column 'text' holds null, not text", "None"),
-        (b'{"text": ["a"]}\n', "line 1: column 'text' holds a list, not text", "a list of 1"),
-        (b'{"text": "a"}\n{"text": "\xff"}\n', "line 2: not UTF-8", "byte 10 of the line is 0xff"),
-        (b'{"text": "\\ud83d"}\n', "line 1: column 'text' holds half a character", "\\ud83d"),
-        (b"", "holds no rows", "jsonl"),
-        (b"\n \n", "holds no rows", "jsonl"),
-    ],
-)
-def test_a_bad_line_of_jsonl_is_named(tmp_path: Path, raw: bytes, what: str, part: str) -> None:
-    (tmp_path / "a.jsonl").write_bytes(raw)
-    error = refused(tmp_path)
-    assert str(tmp_path / "a.jsonl") in error.what
-    assert what in error.what
-    assert part in f"{error.why} {error.fix}"
-
-
-@pytest.mark.parametrize(
-    ("raw", "what"),
-    [
-        (b'text,n\na,1\n"two\nlines",2\nb\n', "line 5: 1 fields, the header has 2"),
-        (b'text\n"a"b\n', "line 2: this row cannot be read as csv"),
-        (b'text\na\n"never closed\n', "line 3: this row cannot be read as csv"),
-        (b"content,n\na,1\n", "line 1: no column 'text'"),
-        (b"text,text\na,b\n", "line 1: two columns 'text'"),
-        (b"text\na\n\xe9\n", "line 3: not UTF-8"),
-        (b"text\n", "holds no rows"),
-        (b"", "holds no rows"),
-    ],
-)
-def test_a_bad_line_of_csv_is_named(tmp_path: Path, raw: bytes, what: str) -> None:
-    (tmp_path / "a.csv").write_bytes(raw)
-    assert what in refused(tmp_path).what
-
-
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.txt.gz"])
 @pytest.mark.parametrize("kept", [0.4, 0.99])
 def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, name: str, kept: float) -> None:
@@ -214,22 +169,6 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, name: str) -> 
         pytest.importorskip("zstandard", reason=ZSTANDARD)
     (tmp_path / name).write_bytes(b"<html>404 not found</html>" * 9)
     assert refused(tmp_path).what == f"{tmp_path / name}: the file is truncated or damaged"
-
-
-def test_a_null_and_a_wrong_type_in_parquet_are_named(tmp_path: Path) -> None:
-    nothing: Any = None
-    (tmp_path / "a.parquet").write_bytes(as_parquet(["a", "b", "c", nothing]))
-    assert "a.parquet, row 4: column 'text' holds null" in refused(tmp_path).what
-    numbers: Any = [1, 2]
-    (tmp_path / "a.parquet").write_bytes(as_parquet(numbers, kind="int64"))
-    assert "a.parquet: column 'text' holds int64, not text" in refused(tmp_path).what
-
-
-def test_bytes_that_are_no_utf8_in_parquet_are_named(tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow", reason=PYARROW), pytest.importorskip("pyarrow.parquet")
-    forged = arrow.array([b"fine", b"fine", b"\xff"]).view(arrow.string())
-    parquet.write_table(arrow.table({"text": forged}), tmp_path / "a.parquet")
-    assert "a.parquet, row 3: not UTF-8" in refused(tmp_path).what
 
 
 def test_a_dictionary_of_strings_is_text_and_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

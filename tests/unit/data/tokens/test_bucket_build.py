@@ -15,15 +15,13 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokens import unit as units_module
-from forerun.data.tokens.build import Limits, build, is_complete
-from forerun.data.tokens.engines.engine import Event
+from forerun.data.tokens.build import PATIENCE_SECONDS, Limits, build, is_complete, missing_after_waiting
 from forerun.data.tokens.recipe import Recipe
-from forerun.data.tokens.shared_store.host_share import PATIENCE_SECONDS, missing_after_waiting
-from forerun.data.tokens.shared_store.publication import publish
-from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.store import INDEX, check, open_store, read_index
-from forerun.data.tokens.unit import SUMMARY, Unit, units_of
+from forerun.data.tokens.unit import SUMMARY, Unit, publish, units_of
+from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.data.tokens.worker import TokenizeTask, answers
+from forerun.data.tokens.worker_pool import Event
 from forerun.errors import UserError
 from forerun.storage.folder import FileRange, Folder
 from forerun.storage.open_folder import folder_at
@@ -182,7 +180,7 @@ def test_bucket_has_the_bytes_of_a_folder(
     assert is_complete(store)
     assert written(store) == local
     assert not list(cache.rglob("*.part")), "temporary folders are removed"
-    assert not check(store, upgrade=True)
+    check(store)
     assert open_store(store).counts.documents == 120
     assert build(source, RECIPE, root) == store
     name = next(name for name in sorted(local) if name.endswith("train.tokens"))
@@ -290,7 +288,7 @@ def test_hosts_share_the_work(source: Source, local: dict[str, bytes]) -> None:
         found[host] = written(store)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forerun.data.tokens.shared_store.host_share.POLL_SECONDS", 0.01)
+        patch.setattr("forerun.data.tokens.build.POLL_SECONDS", 0.01)
         threads = [threading.Thread(target=run, args=(host,)) for host in range(3)]
         for thread in threads:
             thread.start()
@@ -344,39 +342,34 @@ def test_host_waits_for_units_and_builds_those_that_never_come() -> None:
 def test_table_has_the_entries_of_the_index(local: dict[str, bytes]) -> None:
     raw = local[INDEX]
     wanted = json.loads(raw)
-    index, checked = decode_index(raw)
-    assert checked
+    index = decode_index(raw)
     assert {name: index[name] for name in ("format", "recipe", "source")} == {
         name: wanted[name] for name in ("format", "recipe", "source")
     }
     assert list(index["units"]) == wanted["units"]
     assert index["units"][-1] == wanted["units"][-1]
     assert index["units"][1:3] == wanted["units"][1:3]
-    spaced = json.dumps({key: value for key, value in wanted.items() if key != "xxh3"}).replace('"blocks"', '"b"')
-    assert not decode_index(spaced.encode())[1], "an index of an earlier version has no checksum"
-    for damaged in (raw[:-1], raw.replace(b'"rows":', b'"rows":1', 1), b"[]", b"", b'{"units":[}'):
+    spaced = json.dumps(wanted).encode()
+    for damaged in (raw[:-1], raw.replace(b'"rows":', b'"rows":1', 1), b"[]", b"", b'{"units":[}', spaced):
         with pytest.raises((ValueError, KeyError)):
             decode_index(damaged)
 
 
 def test_table_of_units_with_different_files() -> None:
     side = {"documents": 1, "tokens": 2, "learned": 2, "largest": 5, "digest": "0123456789abcdef"}
+    side |= {"longest": 2, "single": 0, "targets": 1}
     units: list[dict[str, Any]] = [
         {"unit": 0, "of": 3, "rows": 1, "bad": 0, "bad_files": [], "sides": {"train": side, "validation": side}},
         {"unit": 1, "of": 3, "rows": 1, "bad": 2, "bad_files": [], "sides": {"train": side, "validation": side}},
         {"unit": 2, "of": 3, "rows": 1, "bad": 0, "bad_files": ["x"], "sides": {"train": side, "validation": side}},
     ]
+    units[0]["blocks"] = {}
     units[1]["blocks"] = {"train.tokens": "1" * 16}
     units[2]["blocks"] = {"train.learned": "2" * 16, "train.tokens": "3" * 16}
-    units[2]["sides"] = {"train": side | {"longest": 2, "single": 0, "targets": 1}, "validation": side}
     table = UnitTable(units)
     assert list(table) == units
     assert table.faulty == [1, 2]
-    assert not table.checked
-    assert table.counts("train", "longest") is None
-    tokens = table.counts("train", "tokens")
-    assert tokens is not None
-    assert tokens.tolist() == [2, 2, 2]
+    assert table.counts("train", "tokens").tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="unit 0"):
         UnitTable([{"unit": 0}])
 

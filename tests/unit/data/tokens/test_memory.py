@@ -23,7 +23,7 @@ SITE = """
 import atexit, resource, sys
 if "forerun.data.tokens.worker" in sys.orig_argv:
     open("starts", "a").write("x")
-elif "forerun.cli.main" in sys.orig_argv:
+elif "forerun" in sys.orig_argv:
     children = lambda: resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     atexit.register(lambda: open("peak_kib", "w").write(str(children())))
 """
@@ -39,7 +39,7 @@ def test_a_worker_that_needs_too_much_memory_ends_with_an_error_and_is_not_start
     )
     # Python imports sitecustomize when it starts: each worker leaves a mark, and the command the peak of its workers.
     (tmp_path / "sitecustomize.py").write_text(SITE)
-    command = [sys.executable, "-m", "forerun.cli.main", "data", "job.yaml"]
+    command = [sys.executable, "-m", "forerun", "data", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 2, ran.stderr

@@ -172,75 +172,6 @@ def test_a_flipped_byte_of_the_index_or_of_a_summary(again: Callable[[], Path], 
     assert everything(store) == wanted
 
 
-def made_old(store: Path) -> None:
-    """As the version before wrote it: no checksums of blocks, and none of the index and the summaries."""
-    for file in store.rglob(f"*{SUFFIX}"):
-        file.unlink()
-    for file in store.glob(f"unit-*/{SUMMARY}"):
-        old = {name: value for name, value in json.loads(file.read_bytes()).items() if name not in ("blocks", "xxh3")}
-        old["files"] = {name: about for name, about in old["files"].items() if not name.endswith(SUFFIX)}
-        file.write_text(json.dumps(old, indent=1))
-    index = json.loads((store / INDEX).read_bytes())
-    index.pop("xxh3", None)
-    for one in index["units"]:
-        one.pop("blocks", None)
-    (store / INDEX).write_text(json.dumps(index, separators=(",", ":")))
-    for file in store.glob("rows/*/plan.json"):
-        old = {name: value for name, value in json.loads(file.read_bytes()).items() if name not in ("blocks", "xxh3")}
-        file.write_text(json.dumps(old, indent=1))
-
-
-def test_an_old_store_is_read_and_upgraded_with_the_same_digest(again: Callable[[], Path]) -> None:
-    store = again()
-    before, wanted, digest = contents(store), everything(store), open_store(store).train.digest
-    made_old(store)
-    old = contents(store)
-    assert not open_store(store).checked
-    assert everything(store) == wanted
-    assert open_store(store).train.digest == digest
-    assert check(store) is False
-    assert contents(store) == old, "without `upgrade`, nothing is written"
-    assert check(store, upgrade=True) is True
-    assert contents(store) == before
-    assert check(store, upgrade=True) is False
-    assert open_store(store).checked
-    assert everything(store) == wanted
-
-
-def test_an_upgrade_that_was_interrupted_continues(again: Callable[[], Path]) -> None:
-    store = again()
-    before = contents(store)
-    made_old(store)
-    old = contents(store)
-    check(store, upgrade=True)
-    for name in list(before)[::2]:  # what a kill left undone
-        if name in old:
-            (store / name).write_bytes(old[name])
-    (store / INDEX).write_bytes(old[INDEX])
-    assert not open_store(store).checked
-    everything(store)
-    check(store, upgrade=True)
-    assert contents(store) == before
-
-
-def test_a_damaged_old_store_gets_no_checksums(again: Callable[[], Path]) -> None:
-    store = again()
-    wanted = everything(store)
-    made_old(store)
-    file = sorted(store.glob("unit-*/train.tokens"))[0]
-    flip(file, np.random.default_rng(0))
-    with pytest.raises(UserError) as caught:
-        check(store, upgrade=True)
-    assert caught.value.what.startswith(str(file))
-    assert not list(file.parent.glob(f"*{SUFFIX}"))
-    run_fix(caught.value)
-    assert again() == store
-    assert not open_store(store).checked, "the other units are old still"
-    check(store, upgrade=True)
-    assert open_store(store).checked
-    assert everything(store) == wanted
-
-
 @pytest.fixture
 def data(tmp_path: Path, rows: list[str]) -> Data:
     (tmp_path / "b.jsonl").write_text("\n".join(rows[:-1]) + "\n")
@@ -271,24 +202,6 @@ def test_a_flipped_byte_of_a_packing_plan(data: Data) -> None:
     run_fix(caught.value)
     assert packed(data).take(np.arange(len(rows)))["tokens"].tolist() == wanted
     assert contents(home) == before
-
-
-def test_an_old_packing_plan_is_compared_with_a_new_one(data: Data) -> None:
-    rows = packed(data)
-    (home,) = Path(str(data.store)).glob("*/rows/*")
-    before = contents(home)
-    made_old(home.parent.parent)
-    old = packed(data)
-    assert (old.checked, old.digest) == (False, rows.digest)
-    assert old.check() is True
-    assert contents(home) == before
-    assert packed(data).checked
-    made_old(home.parent.parent)
-    flip(home / "starts.bin", np.random.default_rng(0))
-    with pytest.raises(UserError, match=r"starts\.bin.*E-DATA-001"):
-        packed(data).check()
-    assert not list(home.glob(f"*{SUFFIX}"))
-    assert [folder.name for folder in home.parent.iterdir()] == [home.name]
 
 
 def test_a_feed_raises_the_error_before_the_damaged_batch(data: Data) -> None:

@@ -18,16 +18,15 @@ from forerun.data import checked_json
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.whole_documents import WholeDocuments
-from forerun.data.reads.block_reader import BlockReader
-from forerun.data.reads.read_counts import ReadCounts
-from forerun.data.reads.read_memory import ReadMemory
+from forerun.data.reads.block_reader import BlockReader, ReadMemory
+from forerun.data.reads.patient_reads import ReadCounts
 from forerun.data.tokens import stored_documents
 from forerun.data.tokens.document import Encoded
 from forerun.data.tokens.recipe import FORMAT
-from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import INDEX, index_entry
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import Unit, UnitWriter
+from forerun.data.tokens.unit_table import UnitTable
 from forerun.objectives.batch import NAMES
 from forerun.storage.bucket import BucketFolder
 from forerun.storage.folder import LocalFolder
@@ -55,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documents(store: Path, kind: str, cache: MemoryCache | None = None) -> StoredDocuments:
-    units = UnitTable(checked_json.decode((store / INDEX).read_bytes())[0]["units"])
+    units = UnitTable(checked_json.decode((store / INDEX).read_bytes())["units"])
     if kind == "local":
         return StoredDocuments(LocalFolder(store), "train", VOCAB, units)
     folder = StandIn(store)
@@ -142,23 +141,16 @@ def test_an_extent_is_one_request_for_all_its_rows(store: Path, has_cache: bool)
 
 
 def test_the_report_needs_no_reads(store: Path) -> None:
-    local, bucket = Concatenated(documents(store, "local"), 256), documents(store, "bucket")
+    local_documents, bucket = documents(store, "local"), documents(store, "bucket")
+    local = Concatenated(local_documents, 256)
     rows = Concatenated(bucket, 256)
     folder = bucket.folder
     assert isinstance(folder, StandIn)
-    assert local.report.too_long > 0
-    assert rows.report == replace(local.report, too_long=0)
+    lengths = np.diff(local_documents.begins(np.arange(len(local_documents) + 1)))
+    assert rows.report == local.report
+    assert (rows.report.longest, rows.report.nothing_to_learn) == (lengths.max() - 1, (lengths < 2).sum())
     assert folder.calls == []
-    assert rows.count_too_long() == local.count_too_long() == local.report.too_long
-
-
-def test_an_index_without_counts_is_counted(store: Path) -> None:
-    bucket = documents(store, "bucket")
-    entries = list(bucket.units)
-    for unit in entries:
-        del unit["sides"]["train"]["longest"]
-    bucket = replace(bucket, units=UnitTable(entries))
-    assert Concatenated(bucket, 256).report == Concatenated(documents(store, "local"), 256).report
+    assert rows.count_too_long() == local.count_too_long() == (lengths - 1 > 256).sum() > 0
 
 
 def test_it_travels_without_open_files_and_threads(store: Path) -> None:

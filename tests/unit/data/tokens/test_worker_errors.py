@@ -10,8 +10,8 @@ import pytest
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
+from forerun.data.tokens import worker_pool
 from forerun.data.tokens.build import build
-from forerun.data.tokens.engines import worker_process
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.errors import UserError
 
@@ -52,7 +52,7 @@ def recipe() -> Recipe:
 def test_an_error_of_python_is_reported_with_its_place(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
 ) -> None:
-    monkeypatch.setattr(worker_process, "WORKER", ("-c", FAILS, kind))
+    monkeypatch.setattr(worker_pool, "WORKER", ("-c", FAILS, kind))
     with pytest.raises(RuntimeError) as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     first, second, *_ = str(caught.value).splitlines()
@@ -64,7 +64,7 @@ def test_an_error_of_python_is_reported_with_its_place(
 def test_a_worker_that_cannot_be_imported_is_not_short_of_memory(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "WORKER", ("-c", "import no_such_module_of_forerun"))
+    monkeypatch.setattr(worker_pool, "WORKER", ("-c", "import no_such_module_of_forerun"))
     with pytest.raises(UserError, match=r"a\.jsonl.*E-DATA-087") as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     assert "ModuleNotFoundError: No module named 'no_such_module_of_forerun'" in caught.value.why
@@ -75,7 +75,7 @@ def test_a_worker_that_cannot_be_imported_is_not_short_of_memory(
 def test_only_a_killed_worker_may_be_short_of_memory(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, memory: bool
 ) -> None:
-    monkeypatch.setattr(worker_process, "WORKER", ("-c", f"import os; os.kill(os.getpid(), {number})"))
+    monkeypatch.setattr(worker_pool, "WORKER", ("-c", f"import os; os.kill(os.getpid(), {number})"))
     with pytest.raises(UserError) as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     assert ("memory" in caught.value.fix) == memory
@@ -86,6 +86,6 @@ def test_memory_that_runs_out_in_python_is_reported_as_that(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = FAILS.replace("ZeroDivisionError", "MemoryError")
-    monkeypatch.setattr(worker_process, "WORKER", ("-c", program, "row"))
+    monkeypatch.setattr(worker_pool, "WORKER", ("-c", program, "row"))
     with pytest.raises(UserError, match="E-DATA-099"):
         build(source, recipe, tmp_path / "s", workers=1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 from error_assertions import assert_error
+from recording_reporter import RecordingReporter
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 import forerun as fr
@@ -164,10 +165,10 @@ def test_long_texts_are_divided_at_lines_or_spaces() -> None:
 
 def test_progress_reaches_the_end(place: Path) -> None:
     texts = open_texts(Data(path=str(place / "texts.jsonl")))
-    seen: list[tuple[int, int]] = []
-    assert len(list(texts.texts(lambda done, total: seen.append((done, total))))) == len(DOCUMENTS)
-    assert seen == sorted(seen)
-    assert seen[-1] == (texts.total_bytes, texts.total_bytes)
+    reporter = RecordingReporter()
+    assert len(list(texts.texts(reporter))) == len(DOCUMENTS)
+    assert reporter.updates == sorted(reporter.updates)
+    assert reporter.updates[-1] == (1, 1)  # MiB of text
 
 
 def test_mistakes_are_reported_before_the_training(place: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from recording_reporter import RecordingReporter
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
@@ -38,7 +39,7 @@ def test_the_choice_of_plan(monkeypatch: pytest.MonkeyPatch, unrolled: bool) -> 
 
     monkeypatch.setattr(unroll_choice, "cached_fit_result", planned)
     told: list[str] = []
-    found = with_unroll_chosen(job(unroll="auto"), DeviceChoice("tpu", TPU, ""), told.append)
+    found = with_unroll_chosen(job(unroll="auto"), DeviceChoice("tpu", TPU, ""), RecordingReporter(told))
     assert found.job.unroll is unrolled
     assert told == [f"unroll (auto): {str(unrolled).lower()}, because it was compiled"]
     assert (asked[0].slice.name, asked[0].job.unroll) == ("v5e-8", "auto")
@@ -63,12 +64,18 @@ def test_a_compiler_that_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(unroll_choice, "cached_fit_result", planned)
     told: list[str] = []
-    assert with_unroll_chosen(job(unroll="auto"), DeviceChoice("tpu", TPU, ""), told.append).job.unroll is False
+    assert (
+        with_unroll_chosen(job(unroll="auto"), DeviceChoice("tpu", TPU, ""), RecordingReporter(told)).job.unroll
+        is False
+    )
     assert "the TPU compiler is not installed" in told[0]
 
 
 @pytest.mark.parametrize("unroll", [True, False])
 def test_a_fixed_value_is_kept(unroll: bool) -> None:
     told: list[str] = []
-    assert with_unroll_chosen(job(unroll=unroll), DeviceChoice("tpu", TPU, ""), told.append).job.unroll is unroll
+    assert (
+        with_unroll_chosen(job(unroll=unroll), DeviceChoice("tpu", TPU, ""), RecordingReporter(told)).job.unroll
+        is unroll
+    )
     assert not told

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from jax.profiler import ProfileData
+from recording_reporter import FailingReporter, RecordingReporter
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
@@ -84,12 +85,12 @@ def test_beyond_the_last_step_nothing_is_compiled(make_job: MakeJob) -> None:
 
 def test_a_range_in_the_past_ends_only_a_run_without_supervisor() -> None:
     alone = silent_worker()
-    assert still_ahead(StepRange(10, 15), 9, 20, alone, pytest.fail) == StepRange(10, 15)
+    assert still_ahead(StepRange(10, 15), 9, 20, alone, FailingReporter()) == StepRange(10, 15)
     with pytest.raises(UserError) as caught:
-        still_ahead(StepRange(10, 15), 10, 20, alone, pytest.fail)
+        still_ahead(StepRange(10, 15), 10, 20, alone, FailingReporter())
     assert caught.value.code == "E-RUN-086"
     warnings: list[str] = []
-    assert still_ahead(StepRange(10, 15), 12, 20, replace(alone, attempt=1), warnings.append) is None
+    assert still_ahead(StepRange(10, 15), 12, 20, replace(alone, attempt=1), RecordingReporter(warnings)) is None
     assert len(warnings) == 1
 
 
@@ -124,7 +125,11 @@ def played(recording: FakeRecording, steps: StepRange, last: int) -> tuple[list[
     saved: list[Any] = []
     warnings: list[str] = []
     hook = ProfileHook(
-        steps, recording, on_saved=lambda *found: saved.append(found[0]), stopping=nullcontext, warn=warnings.append
+        steps,
+        recording,
+        on_saved=lambda *found: saved.append(found[0]),
+        stopping=nullcontext,
+        reporter=RecordingReporter(warnings),
     )
     state: Any = ()
     hook.on_start(0, state)

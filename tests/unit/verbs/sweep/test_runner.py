@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from error_assertions import assert_error
+from recording_reporter import RecordingReporter
 
 from forerun.errors import UserError
 from forerun.verbs.sweep import runner as runner_module
@@ -73,7 +74,7 @@ class Stage:
         return prepare(self.folder / "tiny.yaml", [*(words or ("seed=0,1,2",)), f"runs={self.folder / 'runs'}"])
 
     def runner(self, sweep: PreparedSweep, shares: list[DeviceShare] | None = None, **options: Any) -> SweepRunner:
-        return SweepRunner(sweep.path, sweep.file, shares or [DeviceShare()], self.said.append, **options)
+        return SweepRunner(sweep.path, sweep.file, shares or [DeviceShare()], RecordingReporter(self.said), **options)
 
     def run(self, sweep: PreparedSweep, **options: Any) -> SweepResults:
         self.runner(sweep, **options).run(sweep.unfinished, len(sweep.runs))

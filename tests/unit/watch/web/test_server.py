@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from error_assertions import assert_error
+from recording_reporter import CallingReporter
 from written_run import WrittenRun
 
 from forerun.errors import UserError
@@ -204,7 +205,7 @@ def test_the_server_listens_on_this_machine_only_and_ends_with_its_port(run: Wri
         said.append(text)
         ready.set()
 
-    thread = threading.Thread(target=serve, args=(FolderReader(run.path), 0, end, say))
+    thread = threading.Thread(target=serve, args=(FolderReader(run.path), 0, end, CallingReporter(say)))
     thread.start()
     assert ready.wait(60)
     port = int(said[0].split("/")[2].partition(":")[2])

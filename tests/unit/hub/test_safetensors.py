@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from forerun.errors import UserError
-from forerun.hub.safetensors.headers import ITEM_BYTES, header_of
-from forerun.hub.safetensors.tensors import open_weights, weight_files
+from forerun.hub.safetensors import ITEM_BYTES, header_of, open_weights, weight_files
 
 DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
@@ -206,7 +205,7 @@ def test_files_are_closed(tmp_path: Path) -> None:
 RELEASED = """
 import sys
 from pathlib import Path
-from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.safetensors import open_weights
 
 def mapped_kib():  # a file in memory (tmpfs) counts as shared
     lines = open("/proc/self/status").read().splitlines()
@@ -226,7 +225,7 @@ print(during - before, after - before)
 
 def test_released_pages_leave_memory(tmp_path: Path) -> None:
     single(tmp_path, save({"a": np.ones(32 << 20, np.uint8), "b": np.ones(5, np.uint8)}))
-    source = str(Path(__file__).resolve().parents[4] / "src")
+    source = str(Path(__file__).resolve().parents[3] / "src")
     ran = subprocess.run(
         [sys.executable, "-c", RELEASED, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": source},

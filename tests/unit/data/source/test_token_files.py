@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from forerun.config.schema import Part
+from forerun.data.source import token_files
 from forerun.data.source.rows import BadRow, SourceRow
 from forerun.data.source.sources import Source, open_source
-from forerun.data.source.tokenized import documents, megatron
 from forerun.errors import UserError
 
 END = 7
@@ -95,9 +95,9 @@ def test_every_document_is_read_once_in_pieces_of_any_size(tmp_path: Path, kind:
 
 
 def test_small_blocks_of_the_index_and_of_the_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_INDEX_DOCUMENTS", 7)
-    monkeypatch.setattr(documents, "_READ_BYTES", 40)
-    monkeypatch.setattr(megatron, "_MAX_SEQUENCES", 3)
+    monkeypatch.setattr(token_files, "_INDEX_DOCUMENTS", 7)
+    monkeypatch.setattr(token_files, "_READ_BYTES", 40)
+    monkeypatch.setattr(token_files, "_MAX_SEQUENCES", 3)
     write_megatron(tmp_path / "m", DOCUMENTS)
     write_datatrove(tmp_path / "d", DOCUMENTS)
     assert read(source_of(tmp_path / "m"), 900) == read(source_of(tmp_path / "d"), 900) == (DOCUMENTS, [])
@@ -107,7 +107,7 @@ def test_small_blocks_of_the_index_and_of_the_ids(tmp_path: Path, monkeypatch: p
 def test_the_sequences_of_a_megatron_document_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(megatron, "_MAX_SEQUENCES", limit)
+    monkeypatch.setattr(token_files, "_MAX_SEQUENCES", limit)
     marks = [0, 1, 6, 6, 8]
     (tmp_path / "a.bin").write_bytes(np.arange(36, dtype="<u2").tobytes())
     (tmp_path / "a.idx").write_bytes(megatron_index([1, 2, 3, 4, 5, 6, 7, 8], marks))
@@ -248,8 +248,8 @@ def test_empty_shards(tmp_path: Path) -> None:
 
 
 def test_empty_and_huge_documents_are_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_ROW_BYTES", 100)
-    monkeypatch.setattr(documents, "_READ_BYTES", 40)
+    monkeypatch.setattr(token_files, "MAX_ROW_BYTES", 100)
+    monkeypatch.setattr(token_files, "_READ_BYTES", 40)
     texts = [[1, END], [], [3] * 60, [4, END]]
     for kind, write in WRITERS.items():
         write(tmp_path / kind, texts)  # type: ignore[operator]

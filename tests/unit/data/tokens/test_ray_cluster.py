@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,9 @@ from small_tokenizers import byte_level, saved
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import unit
+from forerun.data.tokens import ray_cluster, unit, worker_pool
 from forerun.data.tokens.build import build
-from forerun.data.tokens.engines import ray_cluster, ray_node, worker_process
-from forerun.data.tokens.engines.ray_cluster import LOSSES, RayCluster
+from forerun.data.tokens.ray_cluster import LOSSES, RayEngine
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.errors import UserError
 
@@ -77,11 +77,11 @@ class Ray:
     def _start(self, key: str, shipped: list[Any], values: dict[str, Any], seconds: float) -> Task:
         self.sent.append(values)
         self.started.append(values["number"])
-        messages = ray_node.build_unit(key, lambda: shipped[0].value, values, seconds)
+        messages = ray_cluster.build_unit(key, lambda: shipped[0].value, values, seconds)
         return Task(messages, lambda: self._lose(values))
 
     def _check(self, shipped: list[Any]) -> str:
-        self.problem = ray_node.node_problem(shipped[0].value)
+        self.problem = ray_cluster.node_problem(shipped[0].value)
         return "check"
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def _strategies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # All tasks are in this process, which has one worker: a unit must end before the next one begins.
     monkeypatch.setattr(ray_cluster, "LEAST_REPORT_SECONDS", 1e9)
     yield
-    ray_node._forget()
+    ray_cluster._forget()
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_the_store_is_that_of_the_pool_with_a_tokenizer_that_the_node_does_not_h
         return SimpleNamespace(value=shipment)
 
     ray.put = moved  # type: ignore[method-assign]
-    build(source, recipe, tmp_path / "ray", engine=RayCluster(ray))
+    build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, ray))
     assert ray.sent[0].tokenizer == raw
     assert ray.started == sorted(ray.started)
     assert len(ray.started) > 5
@@ -162,7 +162,7 @@ def test_a_lost_node_costs_only_the_time_of_its_unit(source: Source, recipe: Rec
             raise RayError("the node is dead")
 
     build(source, recipe, tmp_path / "pool", workers=1)
-    build(source, recipe, tmp_path / "ray", engine=RayCluster(Ray(lose)))
+    build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, Ray(lose)))
     assert len(lost) == 2 * (LOSSES - 1)
     assert contents(tmp_path / "ray") == contents(tmp_path / "pool")
 
@@ -179,7 +179,7 @@ def test_a_unit_that_is_always_lost_is_an_error(
 
     ray = Ray(lose)
     with pytest.raises(UserError) as caught:
-        build(source, recipe, tmp_path / "ray", engine=RayCluster(ray))
+        build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, ray))
     assert caught.value.code == code
     assert ray.started.count(2) == times
 
@@ -189,7 +189,7 @@ def test_a_bug_on_a_node_is_reported(source: Source, recipe: Recipe, tmp_path: P
         raise RayTaskError("trace")
 
     with pytest.raises(RuntimeError, match="ZeroDivisionError: no such thing"):
-        build(source, recipe, tmp_path / "ray", engine=RayCluster(Ray(lose)))
+        build(source, recipe, tmp_path / "ray", engine=partial(RayEngine, Ray(lose)))
 
 
 def test_the_earliest_bad_row_is_reported_and_later_units_are_cancelled(recipe: Recipe, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_the_earliest_bad_row_is_reported_and_later_units_are_cancelled(recipe: 
     found = open_source(Part(path=str(tmp_path / "data")))
     errors = []
     ray = Ray()
-    for engine in ({}, {"engine": RayCluster(ray)}):
+    for engine in ({}, {"engine": partial(RayEngine, ray)}):
         with pytest.raises(UserError) as caught:
             build(found, recipe, tmp_path / f"s{len(errors)}", workers=4, **engine)
         errors.append(caught.value.parts())
@@ -214,30 +214,32 @@ def test_the_earliest_bad_row_is_reported_and_later_units_are_cancelled(recipe: 
 def test_a_process_that_dies_on_a_node_has_the_code_of_the_pool(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, memory: str
 ) -> None:
-    monkeypatch.setattr(worker_process, "WORKER", ("-c", f"import os; os.kill(os.getpid(), {int(number)})"))
+    monkeypatch.setattr(worker_pool, "WORKER", ("-c", f"import os; os.kill(os.getpid(), {int(number)})"))
     with pytest.raises(UserError) as caught:
-        build(source, recipe, tmp_path / "s", workers=1, engine=RayCluster(Ray()))
+        build(source, recipe, tmp_path / "s", workers=1, engine=partial(RayEngine, Ray()))
     assert caught.value.code == memory
     assert f"signal {int(number)}" in caught.value.why
 
 
-def shipment(source: Source, recipe: Recipe, store: Path) -> ray_node.Shipment:
+def shipment(source: Source, recipe: Recipe, store: Path) -> ray_cluster.Shipment:
     task = {"source": source.to_json(), "recipe": recipe.to_json(), "store": str(store)}
     store.mkdir()
     (store / "marker").write_text("key")
-    return ray_node.Shipment("key", task, None, "marker", str(store.parent), ray_node.versions())
+    return ray_cluster.Shipment("key", task, None, "marker", str(store.parent), ray_cluster.versions())
 
 
 def test_a_node_must_see_the_store_and_the_data_and_have_the_same_versions(
     source: Source, recipe: Recipe, tmp_path: Path
 ) -> None:
     good = shipment(source, recipe, tmp_path / "store")
-    assert ray_node.node_problem(good) is None
+    assert ray_cluster.node_problem(good) is None
     other_version = replace(good, versions=good.versions | {"tokenizers": "0.0.1"})
     other_store = replace(good, task=good.task | {"store": str(tmp_path / "elsewhere")})
     gone = good.task["source"] | {"files": [[str(tmp_path / "gone.jsonl"), "jsonl", ""]]}
     other_data = replace(good, task=good.task | {"source": gone})
-    found = [ray_node.node_problem(one) for one in (other_version, other_store, replace(good, key="other"), other_data)]
+    found = [
+        ray_cluster.node_problem(one) for one in (other_version, other_store, replace(good, key="other"), other_data)
+    ]
     assert [one and one["code"] for one in found] == ["E-DATA-197", "E-DATA-198", "E-DATA-198", "E-DATA-199"]
 
 
@@ -245,17 +247,17 @@ def test_a_name_is_relative_to_the_folder_of_the_driver(recipe: Recipe, tmp_path
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     relative = Source.from_json({"files": [["a.jsonl", "jsonl", ""]], "form": "text", "columns": {}})
     good = shipment(relative, recipe, tmp_path / "store")
-    assert ray_node.node_problem(good) is None
-    assert (ray_node.node_problem(replace(good, folder="/nowhere")) or {})["code"] == "E-DATA-199"
+    assert ray_cluster.node_problem(good) is None
+    assert (ray_cluster.node_problem(replace(good, folder="/nowhere")) or {})["code"] == "E-DATA-199"
 
 
 def test_a_node_that_does_not_see_the_store_ends_the_build_before_its_work(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_node, "_store_problem", lambda store, shipment: "it is missing")
+    monkeypatch.setattr(ray_cluster, "_store_problem", lambda store, shipment: "it is missing")
     ray = Ray()
     with pytest.raises(UserError) as caught:
-        build(source, recipe, tmp_path / "s", engine=RayCluster(ray))
+        build(source, recipe, tmp_path / "s", engine=partial(RayEngine, ray))
     assert (caught.value.code, ray.started) == ("E-DATA-198", [])
     assert not contents(tmp_path / "s")
 
@@ -265,7 +267,7 @@ def test_no_secret_is_sent(source: Source, recipe: Recipe, tmp_path: Path) -> No
     address = "https://example.com/a.jsonl?signature=secret"
     task = task | {"source": task["source"] | {"files": [[address, "jsonl", ""]]}}
     ray = Ray()
-    engine = RayCluster(ray)([], task, None)
+    engine = partial(RayEngine, ray)([], task, None)
     with pytest.raises(UserError) as caught:
         list(engine.events())
     assert caught.value.code == "E-DATA-202"

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.data.teacher_cache.layout import Layout
-from forerun.data.teacher_cache.shards import MANIFEST, Identity, TeacherShards, read_manifest
+from forerun.data.teacher_cache import MANIFEST, Identity, Layout, TeacherShards, read_manifest
 from forerun.errors import StorageError, UserError
 
 LAYOUT = Layout(rows=3, sequence=4, top_k=2, vocab=50, temperatures=(1.0, 2.0))

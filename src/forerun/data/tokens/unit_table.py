@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from forerun.data import checked_json
 
 SIDES = ("train", "validation")
-# Earlier versions did not record the last three.
 COUNTS = ("documents", "tokens", "learned", "largest", "longest", "single", "targets")
-ABSENT = -1  # in place of a count that was not recorded
 DIGEST_CHARACTERS = 16
 _UNITS = '"units":['
 
@@ -35,7 +33,7 @@ class UnitTable(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, units: Iterable[dict[str, Any]]) -> None:
-        numbers = {name: array("q") for name in ("unit", "of", "rows", "bad", "blocks")}
+        numbers = {name: array("q") for name in ("unit", "of", "rows", "bad")}
         counts = {side: {name: array("q") for name in COUNTS} for side in SIDES}
         digests = {side: bytearray() for side in SIDES}
         roots: dict[str, bytearray] = {}
@@ -50,9 +48,8 @@ class UnitTable(Sequence[dict[str, Any]]):
                     about = unit["sides"][side]
                     digests[side] += _digest(about["digest"])
                     for name in COUNTS:
-                        counts[side][name].append(about.get(name, ABSENT))
-                numbers["blocks"].append("blocks" in unit)
-                for name, root in unit.get("blocks", {}).items():
+                        counts[side][name].append(about[name])
+                for name, root in unit["blocks"].items():
                     # A file that earlier units do not have begins with empty roots for them.
                     column = roots.setdefault(name, bytearray())
                     column += bytes(DIGEST_CHARACTERS * number - len(column)) + _digest(root)
@@ -84,28 +81,21 @@ class UnitTable(Sequence[dict[str, Any]]):
         entry: dict[str, Any] = {name: int(self._numbers[name][number]) for name in ("unit", "of", "rows", "bad")}
         entry["bad_files"] = self._bad_files.get(number, [])
         entry["sides"] = {side: self._side(side, number) for side in SIDES}
-        if self._numbers["blocks"][number]:
-            found = {name: _at(column, number) for name, column in self._roots.items()}
-            entry["blocks"] = {name: root for name, root in found.items() if root}
+        roots = {name: _at(column, number) for name, column in self._roots.items()}
+        entry["blocks"] = {name: root for name, root in roots.items() if root}
         return entry
 
     def column(self, name: str) -> NDArray[np.int64]:
         """Return `unit`, `of`, `rows` or `bad` of all units."""
         return self._numbers[name]
 
-    def counts(self, side: str, name: str) -> NDArray[np.int64] | None:
-        """Return a count of one side of all units; None if some unit was written without it."""
-        column = self._counts[side][name]
-        return None if (column == ABSENT).any() else column
+    def counts(self, side: str, name: str) -> NDArray[np.int64]:
+        """Return a count of one side of all units."""
+        return self._counts[side][name]
 
     def digests(self, side: str) -> bytes:
         """Return the digests of one side of all units, one after the other."""
         return self._digests[side]
-
-    @property
-    def checked(self) -> bool:
-        """Whether every unit has checksums of its blocks."""
-        return bool(self._numbers["blocks"].all())
 
     @property
     def faulty(self) -> list[int]:
@@ -113,28 +103,23 @@ class UnitTable(Sequence[dict[str, Any]]):
         return sorted({*np.flatnonzero(self._numbers["bad"]).tolist(), *self._bad_files})
 
     def _side(self, side: str, number: int) -> dict[str, Any]:
-        found = {name: int(column[number]) for name, column in self._counts[side].items()}
-        about: dict[str, Any] = {name: found[name] for name in COUNTS[:4]}
-        about["digest"] = _at(self._digests[side], number)
-        return about | {name: found[name] for name in COUNTS[4:] if found[name] != ABSENT}
+        counts = {name: int(column[number]) for name, column in self._counts[side].items()}
+        return counts | {"digest": _at(self._digests[side], number)}
 
 
-def decode_index(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """Return an index, with a UnitTable as its `units`, and whether it has a checksum.
+def decode_index(raw: bytes) -> dict[str, Any]:
+    """Return an index, with a UnitTable as its `units`.
 
     The entries are decoded one after the other, so that there are never dictionaries of all units.
 
     Raises:
         ValueError: The bytes are not an index, or differ from their checksum.
     """
-    checked = checked_json.is_checked(raw)
+    checked_json.require_checksum(raw)
     text = raw.decode()
-    at = text.rfind(_UNITS)
-    if at < 0:  # of an earlier version, with spaces
-        value, _ = checked_json.decode(raw)
-        return value | {"units": UnitTable(value["units"])}, checked
+    at = text.rindex(_UNITS)
     header = json.loads(text[:at] + '"units":[]}')
-    return header | {"units": UnitTable(_entries(text, at + len(_UNITS)))}, checked
+    return header | {"units": UnitTable(_entries(text, at + len(_UNITS)))}
 
 
 def _entries(text: str, at: int) -> Iterator[dict[str, Any]]:

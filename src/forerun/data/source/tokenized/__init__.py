@@ -1,1 +1,0 @@
-"""Readers of files that hold token ids: those of Megatron and of datatrove."""

@@ -33,9 +33,9 @@ from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.nn.weights.dense import Dense, map_weights
 from forerun.objectives.chunked import Rule, chunked
-from forerun.objectives.record import record
-from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, VALUES, CachedTeacherLoss, LiveTeacherLoss
+from forerun.objectives.distil import HIDDEN, IDS, MATRIX, TAIL, VALUES, CachedTeacherLoss, LiveTeacherLoss
 from forerun.program.build import make_mesh
+from forerun.program.recording import record
 from forerun.trained_model.load_model import abstract_plain_params, pretrained_params
 from real_weights import folders
 

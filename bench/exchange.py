@@ -60,7 +60,7 @@ def make(folder: Path) -> None:
     from forerun.weights_io.shards import Planned, Shards, shards_of
 
     random = np.random.default_rng(0)
-    found = entries(llama.TABLE, model().specs(), model().stacks)
+    found = entries(llama.LLAMA_TABLE, model().specs(), model().stacks)
     planned = [Planned(entry.name, "BF16", entry.shape) for entry in found]
     with Shards(folder, shards_of(planned, SHARD_BYTES)) as shards:
         shards.write(lambda one: random.standard_normal(one.shape, np.float32).astype(ml_dtypes.bfloat16))
@@ -92,7 +92,7 @@ def imported(folder: Path, dtype: str) -> Any:
     from forerun.weights_io.read import read_params
 
     with open_weights(folder) as weights:
-        return jax.block_until_ready(read_params(weights, llama.TABLE, model(), wanted(dtype)))
+        return jax.block_until_ready(read_params(weights, llama.LLAMA_TABLE, model(), wanted(dtype)))
 
 
 def memory(folder: Path, dtype: str) -> dict[str, int]:
@@ -112,7 +112,7 @@ def memory(folder: Path, dtype: str) -> dict[str, int]:
     before = reset_peak()
     began = time.perf_counter()
     target = folder.parent / "written"
-    write_params(target, params, llama.TABLE, model(), "BF16", SHARD_BYTES)
+    write_params(target, params, llama.LLAMA_TABLE, model(), "BF16", SHARD_BYTES)
     seconds = time.perf_counter() - began
     peak = status("VmHWM") - before
     same = all(same_file(path, target / path.name) for path in sorted(folder.iterdir()))

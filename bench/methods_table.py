@@ -47,7 +47,7 @@ METHODS = {
 
 
 def measured(recipe: str, words: list[str], folder: Path) -> dict[str, Any]:
-    from forerun.program.sizes import resting
+    from forerun.program.state import resting
 
     job = folder / f"{recipe}.yaml"
     if not job.exists():

@@ -32,7 +32,7 @@ from forerun.supervise.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.base_weights import read_file_weights
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 ROOT = Path(__file__).resolve().parent
 NOVELS = ROOT.parent / "examples/quickstart/text"

@@ -22,8 +22,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from forerun.nn.attention import RESIDUAL, Kernel
+from forerun.nn.context import FUSED_BYTES
 from forerun.nn.sharding import CONTEXT
-from forerun.nn.split_splash import FUSED_BYTES
 
 UNMASKED = "unmasked_chunks"  # in the names of the kernels without a mask
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch_loop import job_batches, next_token_loss, training_losses
 
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.models.registry import model_of

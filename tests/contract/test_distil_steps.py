@@ -27,8 +27,8 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.run.train import TrainResult, train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
-from forerun.verbs.cache.write_cache import cache
-from forerun.verbs.export.write_model import export
+from forerun.verbs.cache.write_cache import write_cache
+from forerun.verbs.export.export import export
 
 pytestmark = pytest.mark.torch
 
@@ -168,7 +168,7 @@ def test_twenty_steps_follow_torch_and_go_on_after_a_stop(online: Trained) -> No
 def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself(online: Trained) -> None:
     """Within what 16 bits keep of a logit: 1e-5 of the loss."""
     with make_display(io.StringIO()) as display:
-        written = cache(resolve_model(job_of(*CACHED)), display)
+        written = write_cache(resolve_model(job_of(*CACHED)), display)
     assert written.shards == written.layout.shards > 3
     _, rows = trained("name=cached", *ANCHORED, *CACHED)
     np.testing.assert_allclose(losses(rows), losses(online[1]), rtol=1e-5)
@@ -181,7 +181,7 @@ def test_a_run_with_split_sequences_is_that_of_one_device(online: Trained) -> No
     """The cache is written on four devices, which have complete rows. The student and its start are split."""
     split = ("distil.cache=split", f"distil.top_k={VOCAB}", "devices=4", "mesh.fsdp=2", "mesh.context=2")
     with make_display(io.StringIO()) as display:
-        cache(resolve_model(job_of(*split)), display)
+        write_cache(resolve_model(job_of(*split)), display)
     _, rows = trained("name=split", *ANCHORED, *split)
     for figure in ("loss", "soft", "anchor", "validation_loss"):
         np.testing.assert_allclose(losses(rows, figure), losses(online[1], figure), rtol=2e-5)
@@ -192,7 +192,7 @@ def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() ->
     """The beginning is the base under the adapters."""
     method = ("lora={rank: 4, base: float32}", "distil.anchor=0.5", "distil.cache=few", "distil.top_k=8")
     with make_display(io.StringIO()) as display:
-        cache(resolve_model(job_of(*method)), display)
+        write_cache(resolve_model(job_of(*method)), display)
     whole = trained("name=lora", *method)
     _, rows = whole
     assert losses(rows)[0] - losses(rows)[-1] > 0.1

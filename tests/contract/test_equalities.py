@@ -111,7 +111,7 @@ def test_scanned_is_unrolled() -> None:
         attend = partial(attention, segments_BS=batch.segments, window=None, kernel=Kernel("xla"))
         for i in range(TINY.layers):
             layer = jax.tree.map(lambda leaf, i=i: leaf[i], params.blocks)
-            x_BSE, _ = model.block(layer, x_BSE, partial(model.attention, turns=turns, attend=attend))
+            x_BSE, _, _ = model.block(layer, x_BSE, partial(model.attention, turns=turns, attend=attend))
         mean = jnp.mean(x_BSE * x_BSE, axis=-1, keepdims=True)
         return (x_BSE / jnp.sqrt(mean + TINY.norm_eps) * params.norm) @ params.embed.T
 

@@ -13,10 +13,9 @@ import pytest
 from test_plugin_models import product_flops
 
 from forerun.config.load import load
-from forerun.generate.engine import Chooser, Engine, Settings
+from forerun.generate.engine import Chooser, Engine, Settings, UncachedModel
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
-from forerun.generate.uncached import UncachedModel
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Model, capabilities_of
 from forerun.models.registry import model_of

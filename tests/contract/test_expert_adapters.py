@@ -23,7 +23,7 @@ from test_experts import EXPERTS
 from test_lora_steps import IDS, our_logits
 
 from forerun.errors import UserError
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 # PEFT looks for the keys of rank_pattern only among modules, and warns about those of parameters, which it applies.
 UNMATCHED = "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"

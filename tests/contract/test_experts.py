@@ -26,17 +26,16 @@ from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.registry import model_of
-from forerun.nn import expert_rounds, sharding, spec
+from forerun.nn import routing, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope
 from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.lowrank import LowRank
 from forerun.objectives.batch import Batch
-from forerun.objectives.next_token import NextToken
-from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
+from forerun.objectives.next_token import BALANCE, ENTROPY, LOAD, NextToken, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 RNG = np.random.default_rng(0)
@@ -98,8 +97,8 @@ def test_the_gradients_on_eight_devices_are_those_on_one(
     """
     (value, told), gradients = on_one_device
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 16)  # these matrices count as large
-    monkeypatch.setattr(expert_rounds, "MULTIPLE", 4)
-    monkeypatch.setattr(expert_rounds, "ROOM", 0.7)
+    monkeypatch.setattr(routing, "MULTIPLE", 4)
+    monkeypatch.setattr(routing, "ROOM", 0.7)
     step = jax.jit(jax.value_and_grad(partial(loss), has_aux=True))
     mesh = make_mesh(shape, jax.devices())
     with jax.set_mesh(mesh):

@@ -26,15 +26,14 @@ from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.registry import model_of
-from forerun.nn import expert_rounds, sharding, spec
+from forerun.nn import routing, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope
 from forerun.nn.weights.experts import Experts
-from forerun.objectives.next_token import NextToken
-from forerun.objectives.router_losses import RouterLosses
+from forerun.objectives.next_token import NextToken, RouterLosses
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 ROPE = Rope(1e4, 8)
 MODEL = Decoder(
@@ -82,8 +81,8 @@ def test_the_gradients_on_eight_devices_are_those_on_one(
     """Those of sinks, biases and adapters are included. With the axis expert, a device needs several rounds."""
     value, gradients = on_one_device
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 16)  # these matrices and biases count as large
-    monkeypatch.setattr(expert_rounds, "MULTIPLE", 4)
-    monkeypatch.setattr(expert_rounds, "ROOM", 0.7)
+    monkeypatch.setattr(routing, "MULTIPLE", 4)
+    monkeypatch.setattr(routing, "ROOM", 0.7)
     mesh = make_mesh(shape, jax.devices())
     with jax.set_mesh(mesh):
         params = jax.tree.map(

@@ -11,10 +11,10 @@ from lora_reference import checkpoint, job_in, torch_logits, torch_model, traine
 from tiny_qwen3 import write_tokenizer
 
 from forerun.hub.documents import read_json
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 IDS = np.frombuffer(b"5 pears and 2 apples", np.uint8)

@@ -11,7 +11,7 @@ import pytest
 from lora_reference import checkpoint, job_in, peft_start, rest_as, torch_logits, torch_losses, torch_model, trained
 
 from forerun.trained_model.load_model import load_model
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

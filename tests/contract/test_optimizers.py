@@ -23,7 +23,7 @@ from forerun.models.plugin import use_job_folder
 from forerun.models.registry import model_of
 from forerun.nn import sharding
 from forerun.program.build import Program, build, make_mesh, program_hash
-from forerun.program.sizes import resting
+from forerun.program.state import resting
 from forerun.reporter import LineReporter
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
@@ -212,7 +212,7 @@ def test_numbers_of_groups_and_schedules_are_no_part_of_the_program() -> None:
 
 def test_groups_find_names_of_forerun_and_transformers() -> None:
     from forerun.config.optimizer import ParamGroup
-    from forerun.methods.parameter_groups import group_numbers
+    from forerun.methods.optimizer_parameters import group_numbers
     from forerun.models.model_facts import ModelFacts
 
     job = job_of("adamw")
@@ -242,7 +242,7 @@ def test_groups_find_the_matrices_of_adapters() -> None:
 
 
 def test_muon_without_a_matrix_is_refused() -> None:
-    from forerun.methods.parameter_layouts import ParamLayout
+    from forerun.methods.optimizer_parameters import ParamLayout
     from forerun.program import optimizer
     from forerun.program.schedule import Schedule
 

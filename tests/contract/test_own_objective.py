@@ -18,8 +18,8 @@ from error_assertions import raises_error
 from forerun.config.load import load
 from forerun.config.methods.objective import CustomObjective
 from forerun.models.base import Readout
+from forerun.objectives.base import custom_objective
 from forerun.objectives.batch import Batch
-from forerun.objectives.registry import custom_objective
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics

@@ -15,8 +15,7 @@ from error_assertions import raises_error
 from safetensors.numpy import load_file
 from test_equalities import ONE, assert_near, built, packed, run
 
-from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import Reader, newest_step
 from forerun.config.load import load
 from forerun.config.methods.qat import Qat
 from forerun.config.methods.training_method import Lora
@@ -31,7 +30,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.load_model import fsdp_mesh, method_params, run_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 from forerun.weights_io.packed import unpack
 
 STEPS = 4

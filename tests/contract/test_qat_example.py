@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from forerun.config.load import load
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "qat" / "job.yaml"
 

@@ -20,7 +20,7 @@ from forerun.config.schema import Job
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ from lora_reference import checkpoint, job_in, rounded, torch_logits, torch_mode
 from test_experts import BATCH, EXPERTS, MODEL, loss
 from test_lora_steps import IDS, our_logits
 
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import newest_step
 from forerun.config.methods.training_method import Lora
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.lora import LoraTransform
@@ -30,7 +30,7 @@ from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.load_model import fsdp_mesh, method_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 NAMES = {"blocks.router": "model.layers.{}.mlp.gate"}
 STACKS = ("expert_gate", "expert_up", "expert_down")

@@ -23,14 +23,14 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.methods.kept import rounding_messages
 from forerun.methods.method import MODEL, method_of
+from forerun.methods.qat import rounding_messages
 from forerun.models import pretrained
 from forerun.models.families.registry import family_for
 from forerun.models.model_facts import ModelFacts
 from forerun.models.pretrained import config_of
+from forerun.models.quantization_config import QUANTIZATION, RECORD
 from forerun.models.registry import model_of
-from forerun.models.rounding import QUANTIZATION, RECORD
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank

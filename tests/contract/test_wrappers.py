@@ -37,7 +37,7 @@ from forerun.program.build import make_mesh
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.trained_model.load_model import abstract_plain_params, pretrained_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 # PEFT looks for the keys of rank_pattern only among modules, and warns about those of parameters, which it applies.
 UNMATCHED = "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"

@@ -11,7 +11,7 @@ import pytest
 from code_blocks import blocks_of
 from page_runner import BlockError, run_block, run_page
 
-from forerun.cli import words
+from forerun.cli.commands import COMMANDS, parser_of
 from forerun.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +44,8 @@ def test_a_block_that_is_not_run_is_understood(page: Path, block) -> None:  # ty
     for command in block.commands():
         name, *rest = shlex.split(command.partition(" > ")[0].rstrip("& "), comments=True)
         if name == "forerun":
-            assert rest[0] in words.COMMANDS
-            words.parser_of(rest[0]).read(rest[1:])
+            assert rest[0] in COMMANDS
+            parser_of(rest[0]).read(rest[1:])
 
 
 def test_every_language_is_known() -> None:

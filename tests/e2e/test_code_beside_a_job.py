@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake import FakeCloud
 
-from forerun.cli.words import COMMANDS
+from forerun.cli.commands import COMMANDS
 from forerun.exit_codes import USER_MISTAKE
 
 # Packages that jax, lm-eval and others try to import where they are not installed, and modules that Python itself runs.

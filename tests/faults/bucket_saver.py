@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from recording_reporter import RecordingReporter
 
-from forerun.checkpoint import orbax_buckets
+from forerun.checkpoint import orbax_adapter
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import UserError
@@ -31,7 +31,7 @@ PATIENCE = RetrySchedule(first_seconds=0.1, most_seconds=1.0, total_seconds=600.
 
 def compress() -> None:
     bucket.SILENT_SECONDS = 2
-    bucket.REQUEST_RETRIES = orbax_buckets.ARRAY_RETRIES = {
+    bucket.REQUEST_RETRIES = orbax_adapter.ARRAY_RETRIES = {
         "max_retries": 4,
         "initial_delay": "50ms",
         "max_delay": "200ms",

@@ -35,7 +35,7 @@ from forerun.run.preference_reference import read_log_probs, write_log_probs
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
-from forerun.verbs.cache.write_cache import cache
+from forerun.verbs.cache.write_cache import write_cache
 
 HOSTS, STEPS, EVERY, STOP_AT = 2, 24, 5, 6
 JOB = """\
@@ -67,7 +67,7 @@ def student(folder: Path) -> dict[str, Any]:
     (folder / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines if line))
     write_teacher(folder / "teacher")
     with make_display(io.StringIO()) as display:
-        cache(resolve_model(load(folder / "job.yaml", [f"data.store={folder / 'tokens'}"]).job), display)
+        write_cache(resolve_model(load(folder / "job.yaml", [f"data.store={folder / 'tokens'}"]).job), display)
     shutil.rmtree(folder / "teacher")  # its words are enough
     expected = one_host(bench)
     with HostsRun(bench, "hosts", HOSTS) as job:

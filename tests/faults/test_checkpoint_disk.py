@@ -17,9 +17,9 @@ import pytest
 from error_assertions import raises_error
 from needs import fill_disk, small_disk
 
-from forerun.checkpoint.disk_space import needed_bytes, require_disk_space, saved_bytes
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, SaveFailed
+from forerun.run.preflight import needed_bytes, require_disk_space, saved_bytes
 
 DISK_BYTES = 8 << 20
 

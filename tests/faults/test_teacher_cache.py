@@ -33,7 +33,7 @@ from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.supervise.leader.leader_view import Member
 from forerun.supervise.leader.verdicts import differing
 from forerun.track.display.make_display import make_display
-from forerun.verbs.cache.write_cache import cache
+from forerun.verbs.cache.write_cache import write_cache
 
 JOB = """\
 model: {layers: 1, embed: 16, heads: 2}
@@ -55,7 +55,7 @@ def made(job: Job) -> str:
     """The cache of a job; what was said meanwhile."""
     said = io.StringIO()
     with make_display(said) as display:
-        cache(resolve_model(job), display)
+        write_cache(resolve_model(job), display)
     return said.getvalue()
 
 

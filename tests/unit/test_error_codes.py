@@ -15,8 +15,7 @@ import forerun
 from forerun import exit_codes
 from forerun.cli.main import main
 from forerun.config.load import load
-from forerun.error_catalog import CODE, NOTES, PAGE, code_of, codes, raise_site
-from forerun.error_texts import PLACEHOLDER
+from forerun.error_catalog import CODE, NOTES, PAGE, PLACEHOLDER, SourceModule, code_of, codes, entry_of
 from forerun.errors import UserError
 from forerun.supervise.leader.verdicts import difference
 from forerun.verbs.machine import hardware_table
@@ -84,7 +83,7 @@ def test_every_code_has_what_why_and_fix() -> None:
     """`why` may be only a placeholder, such as the message of the operating system."""
     incomplete = []
     for code in codes():
-        entry = raise_site(code).entry()
+        entry = entry_of(code)
         assert entry.code == code
         texts = (*entry.what, *entry.fix)
         says_nothing = any(PLACEHOLDER.fullmatch(text) for text in texts) or "<...>" in str(entry)
@@ -215,3 +214,107 @@ def test_exit_codes_are_defined_in_one_place() -> None:
                 if names & {name for name in vars(exit_codes) if name.isupper()}:
                     elsewhere.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert elsewhere == []
+
+
+HEAD = """
+from forerun.errors import StorageError, UserError
+
+HINT = "set runs"
+FIXES = {"a": "do a", "b": "do b"}
+
+
+def helper(path: str) -> str:
+    if path:
+        return f"look in {path}"
+    return "look elsewhere"
+
+"""
+
+
+def texts(folder: Path, body: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return what, why and fix of the error E-TEST-001 that `body` raises."""
+    path = folder / "source.py"
+    path.write_text(HEAD + body)
+    entry = SourceModule(path).entry("E-TEST-001")
+    return entry.what, entry.why, entry.fix
+
+
+@pytest.mark.parametrize(
+    ("what", "forms"),
+    [
+        ('"a" "b"', ("ab",)),
+        ('f"{path.name!r} is bad"', ("'<path name>' is bad",)),
+        ('f"{len(files)} files"', ("<files> files",)),
+        ('"a " + str(path)', ("a <path>",)),
+        ("f\"{path} is {'old' if old else 'gone'}\"", ("<path> is old", "<path> is gone")),
+        ("f\"{n} file{'s' if n > 1 else ''}\"", ("<n> files",)),
+        ('", ".join(map(str, names))', ("<names>",)),
+        ('"; ".join(f"not {name}" for name in names)', ("not <name>; ...",)),
+        ('"\\n".join(["one", path])', ("one\n<path>",)),
+        ('f"{HINT}: {unknown()}"', ("set runs: <unknown>",)),
+        ("FIXES[path]", ("do a", "do b")),
+        ('FIXES.get(path, f"keep {path}")', ("do a", "do b", "keep <path>")),
+        ("helper(path)", ("look in <path>", "look elsewhere")),
+        ("path or HINT", ("set runs",)),
+        ("error.strerror or error", ("<strerror>", "<error>")),
+    ],
+)
+def test_forms_of_expressions(tmp_path: Path, what: str, forms: tuple[str, ...]) -> None:
+    body = f'def fail(path, files):\n    raise UserError("E-TEST-001", {what}, why="w", fix="f")\n'
+    assert texts(tmp_path, body) == (forms, ("w",), ("f",))
+
+
+def test_variables_and_parameters(tmp_path: Path) -> None:
+    body = """
+def fail(name, why):
+    what = f"{name} is bad"
+    if name:
+        fix, meant = f"write {name}", 1
+    else:
+        fix, meant = "remove it", 2
+    raise UserError("E-TEST-001", what, why=why, fix=fix)
+
+
+def caller():
+    fail("data", "a reason")
+    fail("model", why="another reason")
+"""
+    assert texts(tmp_path, body) == (
+        ("data is bad", "model is bad"),
+        ("a reason", "another reason"),
+        ("write data", "write model", "remove it"),
+    )
+
+
+def test_variables_and_helpers_that_contain_themselves_end(tmp_path: Path) -> None:
+    body = """
+def again(n: int) -> str:
+    return f"a {again(n - 1)}" if n else "end"
+
+
+def fail(text):
+    text = f"more {text}"
+    raise StorageError("E-TEST-001", text, why=again(text), fix=fix_of(text))
+"""
+    what, why, fix = texts(tmp_path, body)
+    assert what == ("more <text>",)
+    assert "end" in why
+    assert fix == ("<text>",)
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "forms"),
+    [
+        ("JobValueError", "", ("<place> sets <key>",)),
+        ("JobValueError", ', why="it is old"', ("<place> sets <key>: it is old",)),
+        ("Mistake", ', why="has it"', ("<place> has it",)),
+        ("UserError", "", ()),
+    ],
+)
+def test_the_place_that_a_caller_adds(tmp_path: Path, name: str, why: str, forms: tuple[str, ...]) -> None:
+    assert texts(tmp_path, f'def fail():\n    raise {name}("E-TEST-001", "a"{why}, fix="f")\n')[1] == forms
+
+
+def test_a_code_in_a_constant(tmp_path: Path) -> None:
+    body = 'MISSING = "E-TEST-001"\n\n\ndef fail():\n    raise UserError(MISSING, "a", why="w", fix="f")\n'
+    assert texts(tmp_path, body) == (("a",), ("w",), ("f",))

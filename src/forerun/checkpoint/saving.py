@@ -1,4 +1,4 @@
-"""Writers, which store the arrays of a save in its folder.
+"""The writer, which stores the arrays of a save in its folder.
 
 A save has two phases. `start` runs in the thread that trains, and returns as soon as the next step may reuse the
 state's buffers. `write` runs in the background, and returns when the arrays are stored.
@@ -7,75 +7,57 @@ state's buffers. `write` runs in the background, and returns when the arrays are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
-from forerun.checkpoint.orbax_buckets import orbax_context
-from forerun.checkpoint.orbax_logs import forget, release
+from forerun.checkpoint.orbax_adapter import forget, orbax_context, release
 from forerun.storage.folder import Folder
 
 
-class Writer(Protocol):
-    """Writes the arrays of one save."""
+class Writer:
+    """Writes the arrays of one save.
 
-    @property
-    def folder(self) -> str:
-        """The folder of the newest try."""
+    One host that saves to a bucket writes from a copy of the arrays in its memory, and tries again while the bucket
+    does not answer. Each try has its own folder, because threads of an earlier try may still be writing.
 
-    @property
-    def tries(self) -> int:
-        """Number of tries that `write` has begun."""
+    All others write once, directly from the devices. Waiting does not help on a disk, and hosts that save together
+    cannot try again one by one: their failed save raises an error, and the supervisors restart the run.
 
-    def start(self, state: Any) -> None:
-        """Start to copy or write a pytree of arrays. Called once, before `write` begins its work."""
+    Args:
+      storage: where the checkpoints are stored.
+      context: settings of Orbax.
+      new_folder: returns the name of a new folder at each call.
 
-    def write(self) -> str:
-        """Wait until all arrays are stored, and return their folder."""
-
-
-class SingleTryWriter:
-    """Writes the arrays once, directly from the devices.
-
-    This is for a disk, where waiting does not help, and for several hosts. Hosts that save together cannot try again
-    one by one. Their failed save raises an error, and the supervisors restart the run.
+    Attributes:
+      folder: the folder of the newest try.
+      tries: the number of tries that have begun.
     """
 
-    tries = 1
-
     def __init__(self, storage: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> None:
-        self._storage, self._context, self.folder = storage, context, new_folder()
+        self._storage, self._context, self._new_folder = storage, context, new_folder
+        self.retries = storage.schedule is not None and not hosts.several()
+        self.folder, self.tries = new_folder(), 0
+        self._copy: Any = None
         self._response: orbax.AsyncResponse[None] | None = None
 
     def start(self, state: Any) -> None:
+        """Start to copy or write a pytree of arrays. Called once, before `write` begins its work."""
+        if self.retries:
+            self._copy = host_copy(state)
+            return
+        self.tries = 1
         if hosts.is_first():
             self._storage.require_folders(self.folder)
         self._response = begin_save(self._storage, self._context, self.folder, state)
 
     def write(self) -> str:
-        assert self._response is not None
-        finish_save(self._response)
-        return self.folder
-
-
-class RetryingWriter:
-    """Writes from a copy of the arrays in the host's memory, and tries again while the storage does not answer.
-
-    This is for one host that saves to a bucket. Each try has its own folder, because threads of an earlier try may
-    still be writing.
-    """
-
-    def __init__(self, storage: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> None:
-        self._storage, self._context, self._new_folder = storage, context, new_folder
-        self.folder, self.tries = new_folder(), 0
-        self._copy: Any = None
-
-    def start(self, state: Any) -> None:
-        self._copy = host_copy(state)
-
-    def write(self) -> str:
+        """Wait until all arrays are stored, and return their folder."""
+        if self._response is not None:
+            finish_save(self._response)
+            return self.folder
         try:
             self._storage.with_retries(self._try)
         finally:
@@ -88,18 +70,6 @@ class RetryingWriter:
             self.folder = self._new_folder()
         self._storage.require_folders(self.folder)
         finish_save(begin_save(self._storage, self._context, self.folder, self._copy))
-
-
-def writer_for(storage: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> Writer:
-    """Return the writer for one save to this storage.
-
-    Args:
-      storage: where the checkpoints are stored.
-      context: settings of Orbax.
-      new_folder: returns the name of a new folder at each call.
-    """
-    retries = storage.schedule is not None and not hosts.several()
-    return (RetryingWriter if retries else SingleTryWriter)(storage, context, new_folder)
 
 
 def begin_save(storage: Folder, context: orbax.Context, folder: str, state: Any) -> orbax.AsyncResponse[None]:

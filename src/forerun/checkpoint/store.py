@@ -8,12 +8,13 @@ one record to the log (`forerun.checkpoint.log`). A folder without a record does
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -30,8 +31,7 @@ from forerun.checkpoint.log import BrokenRecord, Commit
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
 from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint
-from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.saving import Writer, release_threads, saving_context, writer_for
+from forerun.checkpoint.saving import Writer, release_threads, saving_context
 from forerun.errors import StorageError, UserError, first_line
 from forerun.reporter import SILENT, Reporter
 from forerun.storage.retries import RetrySchedule, StorageUnavailable
@@ -87,6 +87,46 @@ class _OneThread(Reporter):
         """Report the warnings that background threads have left."""
         while self._lines:
             self._reporter.warn(self._lines.popleft())
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Rules for the checkpoints to keep. A checkpoint is kept if any of the three rules selects it.
+
+    Args:
+      last: number of newest checkpoints to keep.
+      every: keep checkpoints whose step is a multiple of this; None: this rule selects none.
+      best: number of checkpoints with the lowest `figure` to keep. Those without a finite figure are never selected.
+      figure: key of the record that ranks checkpoints.
+    """
+
+    last: int
+    every: int | None = None
+    best: int = 0
+    figure: str = "loss"
+
+    def kept(self, commits: Sequence[Commit]) -> list[Commit]:
+        """Return the commits to keep, by ascending number.
+
+        Earlier commits with a step not below that of the newest are not kept: the run was rewound after them.
+        """
+        if not commits:
+            return []
+        newest = commits[-1]
+        line = [commit for commit in commits if commit is newest or commit.step < newest.step]
+        ranked = sorted((self._figure(commit), -commit.number) for commit in line)
+        best = {-number for figure, number in ranked[: self.best] if math.isfinite(figure)}
+        return [
+            commit
+            for age, commit in enumerate(reversed(line))
+            if age < self.last or commit.number in best or (self.every and commit.step % self.every == 0)
+        ][::-1]
+
+    def _figure(self, commit: Commit) -> float:
+        """Return the figure of a commit, or infinity if it has no finite one."""
+        value = commit.record.get(self.figure)
+        finite = isinstance(value, int | float) and math.isfinite(value)
+        return float(value) if finite else math.inf  # type: ignore[arg-type]
 
 
 class CheckpointStore:
@@ -146,7 +186,7 @@ class CheckpointStore:
           TakenOver: another process owns the run now.
         """
         self._settle()
-        writer = writer_for(self._storage, self._context, lambda: self._new_folder(step))
+        writer = Writer(self._storage, self._context, lambda: self._new_folder(step))
         save = _Save(step, json.loads(json.dumps(record)), writer, attach)
         # Start the thread before those of Orbax are busy. Starting it later would delay the step by milliseconds.
         threading.Thread(target=self._finish, args=(save,), name="checkpoint", daemon=True).start()

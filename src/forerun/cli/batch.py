@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from forerun.cli.options.source import opened, settings_of
+from forerun.cli.model_options import load_model_and_settings
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.progress import ProgressBar
@@ -24,18 +24,24 @@ if TYPE_CHECKING:
 MAX_BATCH_BYTES = GIB
 
 
-def run_batch(args: argparse.Namespace) -> int:
-    questions = read_questions(Path(args.batch))
-    out = Path(args.out) if args.out is not None else None
+def answer_file(
+    source: str,
+    batch: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
+    rows: int,
+    options: dict[str, Any],
+) -> None:
+    """Answer the lines of a file, `rows` at a time. `options` are those of the model and of the generation."""
+    questions, out = read_questions(Path(batch)), None if out is None else Path(out)
     done = resumed(out, questions) if out else 0
     if done == len(questions):
         print(f"{out} has all {done} answers already", file=sys.stderr)
-        return 0
-    settings = settings_of(args)
-    model = opened(args)
+        return
+    stop = options.pop("stop", ())
+    model, settings = load_model_and_settings(source, options)
     ids = prompts_of(model, questions)
     for number, prompt in enumerate(ids, start=1):
-        model.engine.check(prompt, f"{args.batch}, line {number}")
+        model.engine.check(prompt, f"{batch}, line {number}")
 
     if done:
         print(f"{done} of {len(questions)} were answered before", file=sys.stderr)
@@ -43,10 +49,10 @@ def run_batch(args: argparse.Namespace) -> int:
     is_drawable = out is not None or not sys.stdout.isatty()  # answers on the terminal would mix with a bar
     bar = ProgressBar("answers", len(questions), done, stream=sys.stderr, every_seconds=0, live=is_drawable)
     with written(out) as file, bar as progress:
-        for first in range(done, len(ids), args.rows):
-            some = ids[first : first + args.rows]
-            turns = [model.turn_stop if "messages" in one else () for one in questions[first : first + args.rows]]
-            writing = model.write(some, settings, args.stop, row_stops=turns, first_row=first)
+        for first in range(done, len(ids), rows):
+            some = ids[first : first + rows]
+            turns = [model.turn_stop if "messages" in one else () for one in questions[first : first + rows]]
+            writing = model.write(some, settings, stop, row_stops=turns, first_row=first)
             for _ in writing:
                 pass
             for question, answer in zip(questions[first:], writing.answers, strict=False):
@@ -57,7 +63,6 @@ def run_batch(args: argparse.Namespace) -> int:
             tokens += sum(answer.tokens for answer in writing.answers)
             speed = tokens / max(time.monotonic() - began, 1e-9)
             progress.update(first + len(some), f"{speed:.0f} tokens/s")
-    return 0
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from forerun import interrupt
-from forerun.cli.options.source import opened, settings_of
+from forerun.cli.arguments import options_of
+from forerun.cli.model_options import GENERATE, LOAD_MODEL, load_model_and_settings
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
+from forerun.verbs.option_types import Count, Value
 
 if TYPE_CHECKING:
+    from forerun.generate.engine import Settings
     from forerun.verbs.language_model.language_model import LanguageModel
 
 RESET, SHOW_HELP, LEAVE = "/reset", "/help", ("/exit", "/quit")
@@ -25,15 +28,27 @@ HELP = (
 COMMAND = re.compile(r"/[A-Za-z]+")
 
 
-def run(args: argparse.Namespace) -> int:
-    settings_of(args)
-    model = opened(args)
+@options_of(LOAD_MODEL, GENERATE, omit=("self", "prompt"))
+def chat(
+    source: str,
+    *,
+    system: Annotated[str, Value("TEXT")] | None = None,
+    max_tokens: Count = 1024,
+    **options: Any,
+) -> int:
+    """Chat with a model until the end of the input.
+
+    Args:
+      system: the system message
+    """
+    stop = options.pop("stop", ())
+    model, settings = load_model_and_settings(source, {**options, "max_tokens": max_tokens})
     assert model.chat_template  # raises if there is none
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (arrow keys and history for input())
     if sys.stdin.isatty():
         print(HELP, file=sys.stderr)
-    opening = [{"role": "system", "content": args.system}] if args.system else []
+    opening = [{"role": "system", "content": system}] if system else []
     messages: list[dict[str, Any]] = list(opening)
     before = ""
     while (said := _asked()) is not None:
@@ -50,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"({unknown}{HELP})", file=sys.stderr)
         elif said and said != CTRL_C:
             said = said[1:] if COMMAND.fullmatch(said[1:]) else said
-            messages = _answered(model, args, [*messages, {"role": "user", "content": said}]) or messages
+            messages = _answered(model, settings, stop, [*messages, {"role": "user", "content": said}]) or messages
     return 0
 
 
@@ -72,10 +87,12 @@ def _asked() -> str | None:
         return CTRL_C
 
 
-def _answered(model: LanguageModel, args: argparse.Namespace, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _answered(
+    model: LanguageModel, settings: Settings, stop: Sequence[str], messages: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Return the conversation with its answer. If the message cannot be answered, print why and return nothing."""
     try:
-        writing = model.write(model.chat_ids([messages]), settings_of(args), [*args.stop, *model.turn_stop])
+        writing = model.write(model.chat_ids([messages]), settings, [*stop, *model.turn_stop])
     except UserError as error:
         print(error, file=sys.stderr)
         return []

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from typing import Annotated, Any
 
-from forerun.verbs.job_files import convert
+from forerun.cli.arguments import options_of
+from forerun.verbs.job_files import convert as convert_file
+from forerun.verbs.option_types import Value
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the job on stdout, and what the user must know on stderr."""
-    found = convert(args.file, devices=args.devices, model=args.model, data=args.data)
-    sys.stdout.write(found.text)
-    for assumed in found.assumed:
-        print(f"assumed: {assumed}", file=sys.stderr)
-    for key, reason in found.not_converted.items():
+@options_of("forerun.verbs.job_files:convert", omit=("path",))
+def convert(file: Annotated[str, Value("FILE")], **options: Any) -> int:
+    """Print the job on stdout, and what the user must know on stderr.
+
+    Args:
+      file: YAML file of axolotl or TRL, or TrainingArguments as JSON
+    """
+    converted = convert_file(file, **options)
+    sys.stdout.write(converted.text)
+    for assumption in converted.assumed:
+        print(f"assumed: {assumption}", file=sys.stderr)
+    for key, reason in converted.not_converted.items():
         print(f"not converted: {key}: {reason}", file=sys.stderr)
     print(
-        f"converted from {found.source}; {len(found.not_converted)} keys not converted, {len(found.unneeded)} not "
-        "needed (listed at the end of the job)",
+        f"converted from {converted.source}; {len(converted.not_converted)} keys not converted, "
+        f"{len(converted.unneeded)} not needed (listed at the end of the job)",
         file=sys.stderr,
     )
     return 0

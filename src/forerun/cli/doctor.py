@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from forerun.verbs.option_types import Count, Override, Project, Slice, Zones
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,66 +14,77 @@ if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
 
 
-def run(args: argparse.Namespace) -> int:
-    from forerun.doctor import report
+def doctor(
+    *overrides: Override,
+    smoke: bool = False,
+    cloud: bool = False,
+    on: Slice | None = None,
+    spot: bool = False,
+    zones: Zones = (),
+    project: Project | None = None,
+    disk_gib: Count | None = None,
+) -> int:
+    """Check this machine, or a Google Cloud project, and print how to fix the problems.
 
-    _require_matching_options(args)
-    if args.cloud:
-        return _run_cloud(args)
-    return report.run(smoke=args.smoke, overrides=args.overrides)
-
-
-def _require_matching_options(args: argparse.Namespace) -> None:
+    Args:
+      *overrides: with `smoke`: set device, devices or mesh, for example device=tpu; with `cloud`: a job and its values
+      smoke: also train for a minute on the devices of this machine
+      cloud: check what forerun run needs, instead of this machine; nothing is rented
+      on: with `cloud`: slice to rent, for example v6e-8: also check its quota
+      spot: with `cloud`: check the quota for spot capacity
+      zones: with `cloud`: zones to check
+      project: with `cloud`: Google Cloud project (default: that of your login)
+      disk_gib: with `cloud`: size of the boot disk in GiB
+    """
     from forerun.errors import UserError
 
-    given = {"--on": args.on, "--spot": args.spot, "--zones": args.zones, "--project": args.project}
-    lost = [name for name, value in {**given, "--disk-gib": args.disk_gib}.items() if value]
-    if args.cloud and args.smoke:
-        lost = ["--smoke"]
-    if lost and (args.smoke or not args.cloud):
+    for_cloud = {"--on": on, "--spot": spot, "--zones": zones, "--project": project, "--disk-gib": disk_gib}
+    conflicts = ["--smoke"] if cloud and smoke else [name for name, value in for_cloud.items() if value]
+    if conflicts and (smoke or not cloud):
         raise UserError(
             "E-CLOUD-090",
-            f"{lost[0]} {'cannot be used with' if args.cloud else 'needs'} --cloud",
+            f"{conflicts[0]} {'cannot be used with' if cloud else 'needs'} --cloud",
             why="`forerun doctor` checks this machine, and `forerun doctor --cloud` checks a Google Cloud project",
             fix="forerun doctor --cloud job.yaml --on v6e-8, or forerun doctor --smoke",
         )
+    from forerun.doctor import report
 
-
-def _run_cloud(args: argparse.Namespace) -> int:
+    if not cloud:
+        return report.run(smoke=smoke, overrides=overrides)
     from forerun.cloud.cloud_checks import cloud_checks
     from forerun.doctor.machine import Finding
-    from forerun.doctor.report import line, verdict
     from forerun.exit_codes import USER_MISTAKE
 
     findings = []
-    for one in cloud_checks(_need(args), args.project):
-        findings.append(Finding(one.name, one.status, one.found, one.fix))
-        print(line(findings[-1]), flush=True)
-    print(verdict(findings))
+    for check in cloud_checks(_need(overrides, on, spot, tuple(zones), disk_gib), project):
+        findings.append(Finding(check.name, check.status, check.found, check.fix))
+        print(report.line(findings[-1]), flush=True)
+    print(report.verdict(findings))
     return USER_MISTAKE if any(finding.status == "FAIL" for finding in findings) else 0
 
 
-def _need(args: argparse.Namespace) -> CloudNeed:
+def _need(
+    overrides: Sequence[str], on: str | None, spot: bool, zones: tuple[str, ...], disk_gib: int | None
+) -> CloudNeed:
     """Return what the job and the options need. Nothing is planned, so that the check takes seconds."""
     from forerun.cloud.cloud_checks import CloudNeed
     from forerun.cloud.compute.machine_types import is_machine_type, rented_name
     from forerun.hardware.slices import slice_named
     from forerun.verbs.job_files import open_job
 
-    words = list(args.overrides)
-    job = open_job(words[0], words[1:]) if words else None
-    values: dict[str, Any] = {"zones": tuple(args.zones), "disk_gib": args.disk_gib}
-    if args.spot:
+    job = open_job(overrides[0], overrides[1:]) if overrides else None
+    values: dict[str, Any] = {"zones": zones, "disk_gib": disk_gib}
+    if spot:
         values["capacity"] = "spot"
-    if args.on:
-        name = rented_name(args.on)
-        values |= {"slice": name, "zones": tuple(args.zones) or tuple(_cheapest_zones(name, spot=args.spot))}
+    if on:
+        name = rented_name(on)
+        values |= {"slice": name, "zones": zones or tuple(_cheapest_zones(name, spot=spot))}
         if is_machine_type(name) or slice_named(name).chip.name == "tpu7x":
             values["provider"] = "compute"
         if not is_machine_type(name):
             values["hosts"] = slice_named(name).hosts
     if job is not None:
-        values |= _job_values(job, tuple(words[1:]))
+        values |= _job_values(job, tuple(overrides[1:]))
     return CloudNeed(**values)
 
 

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
+from forerun.cli.arguments import options_of
 from forerun.config.recipes import RECIPES, Recipe, recipe_named
 from forerun.errors import UserError
 from forerun.verbs.job_files import create_job
+from forerun.verbs.option_types import Name, Value
 
 
-def run(args: argparse.Namespace) -> int:
-    target = Path(args.file)
-    if args.recipe:
-        recipe, model, data = recipe_named(args.recipe), args.model, args.data
-    else:
-        recipe, model, data = _asked(args)
+@options_of("forerun.verbs.job_files:create_job", omit=("path",))
+def init(
+    file: Annotated[str, Value("FILE", is_positional=True)] = "job.yaml",
+    *,
+    recipe: Name | None = None,
+    **options: Any,
+) -> int:
+    """Write a first job file, after at most three questions.
+
+    Args:
+      file: job file to write
+    """
+    target, model, data = Path(file), options.get("model"), options.get("data")
+    if recipe is None:
+        recipe, model, data = _answers(model, data)
     note = _about_size(model) if model else None
-    files = create_job(target, recipe.name, model=model, data=data)
+    files = create_job(target, recipe_named(recipe).name, model=model, data=data)
     print(f"wrote {' and '.join(map(str, files))}")
     if note:
         print(f"warning: {note}", file=sys.stderr)
@@ -26,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(args: argparse.Namespace) -> tuple[Recipe, str, str]:
+def _answers(model: str | None, data: str | None) -> tuple[str, str, str]:
+    """Ask for the recipe, and for the model and the data if no option names them."""
     if not sys.stdin.isatty():
         raise UserError(
             "E-COMMAND-014",
@@ -38,8 +50,8 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, str, str]:
     for number, one in enumerate(RECIPES.values(), 1):
         print(f"  {number}  {one.name:<9} {one.summary}")
     recipe = _chosen(_answer("recipe", "sft"))
-    model = args.model or _answer("model: a name on the hub (owner/name) or a folder", recipe.model)
-    return recipe, model, args.data or _answer("data: a file or a folder", recipe.data)
+    model = model or _answer("model: a name on the hub (owner/name) or a folder", recipe.model)
+    return recipe.name, model, data or _answer("data: a file or a folder", recipe.data)
 
 
 def _about_size(model: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import io
 import os
 import sys
@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun import interrupt
-from forerun.cli import words
+from forerun.cli import commands
+from forerun.cli.arguments import call, load_function
 from forerun.config.addresses import check_arguments
 from forerun.config.protocols import check_options
 from forerun.errors import DISK_ERRORS, StorageError, UserError, did_you_mean
 from forerun.exit_codes import INTERRUPTED, OUR_BUG, PIPE_CLOSED
 from forerun.memory_limit import out_of_memory, require_address_space
+from forerun.reporter import LineReporter
 from forerun.safe_text import clean, raw_stream, safe_streams
 from forerun.units import KIB
 
@@ -97,7 +99,7 @@ def _run(arguments: list[str]) -> int:
     while arguments and arguments[0] == "--debug":
         arguments = arguments[1:]
     if not arguments or arguments[0] in ("--help", "-h"):
-        print(words.help_text())
+        print(commands.help_text())
         return 0
     name, *rest = arguments
     if name == "--version":
@@ -105,30 +107,38 @@ def _run(arguments: list[str]) -> int:
 
         print(f"forerun {__version__}")
         return 0
-    if name not in words.COMMANDS:
+    if name not in commands.COMMANDS:
         raise _unknown(name)
     check_arguments(rest)
     try:
-        args = words.parser_of(name).read(rest)
+        values = vars(commands.parser_of(name).read(rest))
     except SystemExit:  # argparse has printed --help
         return 0
-    check_options(vars(args))
+    check_options(values)
     require_address_space(ADDRESS_SPACE_BYTES.get(name, 0), f"forerun {name}")
-    return int(importlib.import_module(f"{words.COMMANDS[name].package}.{name}").run(args))
+    values.pop("debug", None)
+    function = load_function(commands.COMMANDS[name].function)
+    if "reporter" in inspect.signature(function).parameters:
+        values["reporter"] = LineReporter(sys.stderr)  # stdout has the result only
+    result = call(function, values)
+    if isinstance(result, int):  # of a function in `cli`, which has printed its result
+        return result
+    print(result)
+    return 0
 
 
 def _unknown(name: str) -> UserError:
     if name.startswith("-"):
-        near = did_you_mean(name, words.GLOBAL_OPTIONS)
+        near = did_you_mean(name, commands.GLOBAL_OPTIONS)
         fix = f"did you mean '{near}'?" if near else "put the options of a command after its name"
         return UserError("E-COMMAND-015", f"unknown option '{name}'", why="it is in front of the command", fix=fix)
     if Path(name).suffix in (".yaml", ".yml"):
         fix = f"did you mean 'forerun train {name}'?"
     else:
-        near = did_you_mean(name, words.COMMANDS)
+        near = did_you_mean(name, commands.COMMANDS)
         fix = f"did you mean 'forerun {near}'?" if near else "see: forerun --help"
     return UserError(
-        "E-COMMAND-016", f"unknown command '{name}'", why=f"commands: {', '.join(words.COMMANDS)}", fix=fix
+        "E-COMMAND-016", f"unknown command '{name}'", why=f"commands: {', '.join(commands.COMMANDS)}", fix=fix
     )
 
 

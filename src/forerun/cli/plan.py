@@ -2,121 +2,112 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.options.job_warnings import print_warnings
+from forerun.cli.arguments import options_of
+from forerun.cli.stage_choice import chosen_stages, print_warnings, require_one
 from forerun.errors import UserError
+from forerun.verbs.option_types import File, JobFile, Name, Override
 
 if TYPE_CHECKING:
-    from forerun.config.schema import Job
-    from forerun.config.stages import Stage
     from forerun.resolve.resolved_job import ResolvedJob
     from forerun.verbs.plan.plan import Plan
     from forerun.verbs.stages.stages import StagesPlan
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the plan, write its page, and fail if no slice fits within the budget."""
+@options_of("forerun.verbs.plan.plan:plan", "forerun.verbs.plan.plan:search")
+def plan(
+    job: JobFile,
+    *overrides: Override,
+    stage: Name | None = None,
+    json: bool = False,
+    html: File | None = None,
+    trace: File | None = None,
+    search: bool = False,
+    out: File | None = None,
+    **options: Any,
+) -> int:
+    """Print the plan, write its page, and fail if no slice fits within the budget.
+
+    Args:
+      stage: with stages: plan only this stage (default: all, and their total)
+      json: print the results as JSON
+      html: write a page with charts to this file
+      trace: with one slice: write the simulated timeline of a step for Perfetto
+      search: search slices, meshes, micro-batch sizes and remat policies for the best plan
+      out: with `search`: file for the best plan as a job
+    """
     from forerun.planner.compile.fork_server import fork_server
-
-    with fork_server() as server:
-        # The server imports jax while this process reads the job. With stored results it may not be needed.
-        if (os.cpu_count() or 1) > 1 and (args.no_cache or not _has_stored_results()):
-            server.start()
-        return _run(args)
-
-
-def _has_stored_results() -> bool:
     from forerun.planner.compile.result_folder import folder
 
-    return any(folder().glob("*.json"))
+    compile_all, max_hours = options.pop("compile_all", False), options.pop("max_hours", None)
+    search = search or compile_all
+    with fork_server() as server:
+        # The server imports jax while this process reads the job. With stored results it may not be needed.
+        if (os.cpu_count() or 1) > 1 and not (options.get("use_cache", True) and any(folder().glob("*.json"))):
+            server.start()
+        stages = chosen_stages(job, overrides, stage)
+        for option, value in (("--html", html), ("--search", search), ("--trace", trace)):
+            if value:
+                require_one(stages, option)
+        loaded = None
+        if not stages:
+            from forerun.verbs.job_files import load_job
 
-
-def _run(args: argparse.Namespace) -> int:
-    from forerun.cli.options.stage_choice import chosen_stages, require_one
-    from forerun.verbs.job_files import load_job
-
-    stages = chosen_stages(args)
-    for option in ("--html", "--search", "--trace"):
-        if getattr(args, option.removeprefix("--")):
-            require_one(stages, option)
-    job = None if stages else load_job(args.job, *args.overrides)
-    if args.html:
-        _require_folder("--html", Path(args.html), "plan.html")
-    if args.trace:
-        _require_traceable(args)
-    if args.on and not args.search:
-        from forerun.planner.compile.request import slices_named
-
-        slices_named(args.on)  # rejects an unknown slice before the slow imports
-    from forerun.hardware.prices import provider_names
-    from forerun.planner.cost.job_cost import Tariff
-
-    Tariff(args.zone, args.prices, args.max_usd, provider_names(args.provider)).check()
-    resolved = _resolved(job, stages)
-    if args.search:
-        return _search(args, resolved[0])
-    for resolved_job in resolved:
-        print_warnings(resolved_job)
-    options: dict[str, Any] = {
-        "on": args.on,
-        "goal": args.goal,
-        "zone": args.zone,
-        "provider": args.provider,
-        "prices": args.prices,
-        "max_usd": args.max_usd,
-        "calibrate": args.calibrate or (),
-        "use_cache": not args.no_cache,
-        "progress": not args.json,
-    }
-    if not stages:
-        from forerun.verbs.plan.plan import plan_resolved
-
-        return _show(args, plan_resolved(resolved[0], **options))
-    from forerun.verbs.stages.stages import plan_stage, plan_stages
-
-    return _show(args, plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options))
-
-
-def _resolved(job: Job | None, stages: Sequence[Stage]) -> list[ResolvedJob]:
-    """Return the job of the file, or those of its stages."""
-    if job is not None:
+            loaded = load_job(job, *overrides)
+        if html:
+            _require_folder("--html", Path(html), "plan.html")
+        if trace:
+            _require_traceable(Path(trace), options.get("on"), search)
+        _require_known_names(options, search)
         from forerun.resolve.resolve_model import resolve_model
+        from forerun.verbs.stages.stage_outline import resolve_stage
 
-        return [resolve_model(job)]
-    from forerun.verbs.stages.stage_outline import resolve_stage
+        resolved = [resolve_model(loaded)] if loaded is not None else [resolve_stage(one) for one in stages]
+        if search:
+            limits = {"max_hours": max_hours, "compile_all": compile_all, "out_path": Path(out) if out else None}
+            return _search(resolved[0], json, options, limits)
+        for one in resolved:
+            print_warnings(one)
+        options["progress"] = not json
+        if not stages:
+            from forerun.verbs.plan.plan import plan as plan_job
 
-    return [resolve_stage(stage) for stage in stages]
+            return _show(plan_job(resolved[0], **options), json, html, trace)
+        from forerun.verbs.stages.stages import plan_stage, plan_stages
+
+        found = plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options)
+        return _show(found, json, html, trace)
 
 
-def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
+def _show(
+    found: Plan | StagesPlan, as_json: bool, html: str | os.PathLike[str] | None, trace: str | os.PathLike[str] | None
+) -> int:
     from forerun.verbs.plan.plan import PIPED_COLUMNS
 
-    if args.json:
-        import json
+    if as_json:
+        from json import dumps
 
-        print(json.dumps(found.to_dict(), indent=2))
+        print(dumps(found.to_dict(), indent=2))
     else:
         from forerun.console import SafeConsole
 
         found.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS))
     sys.stdout.flush()
-    if args.html:
-        found.save_html(args.html)  # type: ignore[union-attr]  # `require_one` rejects several stages
-        print(f"page: {args.html}", file=sys.stderr)
-    if args.trace and found.fits:  # otherwise `require_fit` raises, and names changes that help
-        found.save_trace(args.trace)  # type: ignore[union-attr]  # as above
-        print(f"trace of a simulated step: {args.trace} (open it at https://ui.perfetto.dev)", file=sys.stderr)
+    if html:
+        found.save_html(html)  # type: ignore[union-attr]  # `require_one` rejects several stages
+        print(f"page: {html}", file=sys.stderr)
+    if trace and found.fits:  # otherwise `require_fit` raises, and names changes that help
+        found.save_trace(trace)  # type: ignore[union-attr]  # as above
+        print(f"trace of a simulated step: {trace} (open it at https://ui.perfetto.dev)", file=sys.stderr)
     found.require_fit()
     return 0
 
 
-def _search(args: argparse.Namespace, resolved: ResolvedJob) -> int:
+def _search(resolved: ResolvedJob, as_json: bool, options: dict[str, Any], limits: dict[str, Any]) -> int:
     """Search, print the ranking, and write the best plan as a job file."""
     from forerun.hardware.prices import provider_names
     from forerun.planner.search.search import run_search
@@ -124,40 +115,50 @@ def _search(args: argparse.Namespace, resolved: ResolvedJob) -> int:
     from forerun.verbs.plan.slice_compiler import SliceCompiler
 
     print_warnings(resolved)
-    resolved = with_steps(resolved)
-    compiler = SliceCompiler(use_cache=not args.no_cache, calibrate=args.calibrate or (), quiet=args.json)
+    resolved, use_cache = with_steps(resolved), options.get("use_cache", True)
+    compiler = SliceCompiler(use_cache=use_cache, calibrate=options.get("calibrate", ()), quiet=as_json)
     compiler.reporter.info(f"the run starts with {resolved.starting_weights}")
     return run_search(
         resolved,
-        goal=args.goal,
-        max_hours=args.max_hours,
-        max_usd=args.max_usd,
-        on=args.on,
-        zone=args.zone,
-        providers=provider_names(args.provider),
-        prices_file=args.prices,
-        out_path=Path(args.out) if args.out else None,
-        use_cache=not args.no_cache,
+        goal=options.get("goal", "balanced"),
+        max_usd=options.get("max_usd"),
+        on=options.get("on"),
+        zone=options.get("zone"),
+        providers=provider_names(options.get("provider", ())),
+        prices_file=options.get("prices"),
+        use_cache=use_cache,
         adjust=compiler.calibrated,
-        as_json=args.json,
-        compile_all=args.search == "all",
+        as_json=as_json,
+        **limits,
     )
 
 
-def _require_traceable(args: argparse.Namespace) -> None:
+def _require_known_names(options: dict[str, Any], search: bool) -> None:
+    """Raise for an unknown slice, price or provider before the slow imports."""
+    from forerun.hardware.prices import provider_names
+    from forerun.planner.compile.request import slices_named
+    from forerun.planner.cost.job_cost import Tariff
+
+    if options.get("on") and not search:
+        slices_named(options["on"])
+    providers = provider_names(options.get("provider", ()))
+    Tariff(options.get("zone"), options.get("prices"), options.get("max_usd"), providers).check()
+
+
+def _require_traceable(file: Path, on: list[str] | None, search: bool) -> None:
     """Raise if no trace can be written, before minutes of compiling."""
     from forerun.planner.compile.request import slices_named
     from forerun.planner.trace.request import require_one_slice
 
-    if args.search:
+    if search:
         raise UserError(
             "E-PLAN-025",
             "--trace does not work together with --search",
             why="a search compares many plans, and a trace shows a step of one",
             fix="run the search first, then plan the job that it writes with --trace and --on",
         )
-    require_one_slice([one.name for one in slices_named(args.on or [])])
-    _require_folder("--trace", Path(args.trace), "step.json.gz")
+    require_one_slice([one.name for one in slices_named(on or [])])
+    _require_folder("--trace", file, "step.json.gz")
 
 
 def _require_folder(option: str, file: Path, name: str) -> None:

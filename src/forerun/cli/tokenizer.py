@@ -2,63 +2,69 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
+from forerun.cli.arguments import options_of
 from forerun.errors import UserError
-
-OF_TRAIN = {"to": "--to", "vocab": "--vocab", "end": "--end", "special": "--special"}
-OF_TRAIN |= {"chat_template": "--chat-template", "split": "--split", "normalize": "--normalize"}
+from forerun.verbs.option_types import Folder, Value
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train a tokenizer, or print the report of an existing one."""
-    return _train(args) if args.action == "train" else _show(args)
+@options_of("forerun.verbs.tokenizer.tokenizer:train_tokenizer", omit=("data",))
+def tokenizer(
+    action: Annotated[Literal["train", "show"], Value("ACTION")],
+    texts: Annotated[Sequence[str], Value("TEXTS")],
+    *,
+    to: Folder | None = None,
+    **options: Any,
+) -> int:
+    """Train a tokenizer, or print the report of an existing one.
 
-
-def _train(args: argparse.Namespace) -> int:
+    Args:
+      action: train: a new one; show: a report
+      texts: files, folders or globs as in data.path, or a job file; for show, the tokenizer comes first
+    """
+    if action == "show":
+        return _show(texts, {"to": to, **options} if to else options)
     from forerun.verbs.tokenizer.tokenizer import train_tokenizer
 
-    if args.to is None:
+    if to is None:
         raise UserError(
             "E-COMMAND-031",
             "--to is missing",
             why="forerun tokenizer train writes a folder",
             fix="name it, for example --to tokenizer/",
         )
-    given = {"vocab": args.vocab, "end": args.end, "chat_template": args.chat_template, "splitting": args.split}
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if args.normalize is not None:
-        settings["normalize"] = args.normalize
-    if args.chat_template == "none":
-        settings["chat_template"] = None
-    trained = train_tokenizer(args.texts, args.to, special=args.special, compare=args.compare, **settings)
+    if options.get("chat_template") == "none":
+        options["chat_template"] = None
+    trained = train_tokenizer(texts, to, **options)
     for text in trained.warnings:
         print(f"warning: {text}", file=sys.stderr)
     print("\n".join(trained.report.lines()))
     print(f"done: {trained.folder}  {trained.vocabulary:,} tokens  {trained.sha256[:16]}")
-    print(f"      job: data.tokenizer={trained.folder}; transformers: AutoTokenizer.from_pretrained({args.to!r})")
+    print(f"      job: data.tokenizer={trained.folder}; transformers: AutoTokenizer.from_pretrained({str(to)!r})")
     return 0
 
 
-def _show(args: argparse.Namespace) -> int:
+def _show(texts: Sequence[str], options: dict[str, Any]) -> int:
     from forerun.verbs.tokenizer.tokenizer import inspect_tokenizer
 
-    name, *texts = args.texts
-    if not texts:
+    name, *data = texts
+    if not data:
         raise UserError(
             "E-COMMAND-032",
             "forerun tokenizer show needs a tokenizer and text",
             why=f"only {name} is given",
             fix=f"add files with text, for example: forerun tokenizer show {name} texts.txt",
         )
-    if foreign := [option for key, option in OF_TRAIN.items() if getattr(args, key)]:
+    if of_train := [option for option in options if option != "compare"]:
+        flag = "--split" if of_train[0] == "splitting" else f"--{of_train[0].replace('_', '-')}"
         raise UserError(
             "E-COMMAND-033",
-            f"{foreign[0]} is an option of forerun tokenizer train",
+            f"{flag} is an option of forerun tokenizer train",
             why="show reads an existing tokenizer and writes nothing",
-            fix=f"remove {foreign[0]}, or write train instead of show",
+            fix=f"remove {flag}, or write train instead of show",
         )
-    print("\n".join(inspect_tokenizer(name, texts, compare=args.compare).lines()))
+    print("\n".join(inspect_tokenizer(name, data, **options).lines()))
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -113,33 +113,6 @@ FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
 
 
-class Tokenizer(Protocol):
-    """Converts text to token ids and back.
-
-    `eos` is the id that ends a document. `name` identifies the tokenizer and its content in records.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> str:
-        """The file it was read from, or 'bytes'."""
-
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def eos(self) -> int: ...
-    @property
-    def specials(self) -> Mapping[str, int]:
-        """Ids of the special tokens, by their text."""
-
-    def encode(self, text: str) -> NDArray[np.int32]: ...
-    def encode_prompt(self, text: str) -> NDArray[np.int32]:
-        """Return the ids of a prompt, with the tokens that belong before every prompt (such as Llama's <s>)."""
-
-    def decode(self, ids: ArrayLike) -> str: ...
-
-
 class ByteTokenizer:
     """A tokenizer whose ids 0..255 are the bytes of UTF-8 text. Id 256 ends a document, so the vocabulary is 257."""
 
@@ -162,7 +135,11 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer.json. `encode` adds no special tokens, but recognises those that are written out in the text."""
+    """A tokenizer.json. `encode` adds no special tokens, but recognises those that are written out in the text.
+
+    `name` identifies the tokenizer and its content in records, `eos` is the id that ends a document, and `path` is the
+    file that it was read from.
+    """
 
     def __init__(self, name: str, inner: tokenizers.Tokenizer, eos: int, path: str = "") -> None:
         self.name, self.eos, self._inner, self.path = name, eos, inner, path
@@ -170,6 +147,7 @@ class FileTokenizer:
 
     @cached_property
     def specials(self) -> Mapping[str, int]:
+        """Ids of the special tokens, by their text."""
         added = sorted(self._inner.get_added_tokens_decoder().items())
         return {token.content: number for number, token in added if token.special}
 
@@ -193,6 +171,9 @@ class FileTokenizer:
 
     def decode(self, ids: ArrayLike) -> str:
         return self._inner.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=True)
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def load_tokenizer(spec: str) -> Tokenizer:

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from forerun.doctor.compiler_probe import failure_of_gpu_compiler
-from forerun.doctor.device_probe import DeviceProbe, look
+from forerun.doctor.child_probe import DeviceProbe, failure_of_gpu_compiler, probe_devices
 from forerun.hardware.devices import ThisMachine
 from forerun.hardware.tpu_hosts import attribute
 from forerun.hardware.tpu_lock import Lock, read_lock
@@ -77,7 +76,7 @@ class Machine:
             environment=dict(os.environ),
             attached_tpu=ThisMachine().attached_tpu(),
             lock=read_lock(),
-            sight=cache(look),
+            sight=cache(probe_devices),
             gpu_compiler_failure=cache(failure_of_gpu_compiler),
             runs_free_bytes=shutil.disk_usage(_existing(Path("runs"))).free,
             cache_folder=cache_folder(os.environ),

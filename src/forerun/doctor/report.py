@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from forerun.doctor import accelerators, environment_checks, versions
+from forerun.doctor.checks import CHECKS
 from forerun.doctor.machine import Finding, Machine
 from forerun.errors import UserError
 from forerun.exit_codes import USER_MISTAKE
 
-CHECKS: tuple[Callable[[Machine], Finding], ...] = (
-    versions.check_python,
-    versions.check_jax,
-    versions.check_libtpu,
-    versions.check_gpu_compiler,
-    versions.check_libraries,
-    versions.check_torch_xla,
-    accelerators.check_devices,
-    accelerators.check_tpu_seen,
-    accelerators.check_device_count,
-    accelerators.check_lock,
-    accelerators.check_hosts,
-    environment_checks.check_platforms,
-    environment_checks.check_torch_xla_variables,
-    environment_checks.check_debug_variables,
-    environment_checks.check_xla_flags,
-    environment_checks.check_preload,
-    environment_checks.check_disk,
-    environment_checks.check_cache,
-    environment_checks.check_bytecode,
-    environment_checks.check_memory,
-    environment_checks.check_shm,
-)
 NAME_WIDTH = 14
+SYMPTOMS_PAGE = "docs/reference/doctor.md#symptoms"
 
 
 def run(smoke: bool, machine: Machine | None = None, overrides: Sequence[str] = ()) -> int:
@@ -57,10 +35,11 @@ def run(smoke: bool, machine: Machine | None = None, overrides: Sequence[str] = 
         findings.append(check(here))
         print(line(findings[-1]), flush=True)
     print(verdict(findings))
-    print("symptoms and their fixes: python -m forerun.doctor.symptoms")
+    print(f"symptoms and their fixes: {SYMPTOMS_PAGE}")
     code = USER_MISTAKE if any(finding.status == "FAIL" for finding in findings) else 0
     if not smoke:
         return code
+
     from forerun.doctor import smoke as trial
 
     return max(code, trial.run(values))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,8 @@ STEPS_MOST = 400
 KEYS = ("device", "devices", "mesh")  # of the job, which the user may change
 
 
-@dataclass
-class Bench:
-    """The folder of the tests, the user's values of `KEYS`, and objects (`made`) that one test passes to the next."""
-
-    folder: Path
-    values: dict[str, Any] = field(default_factory=dict)
-    made: dict[str, Any] = field(default_factory=dict)
+class SmokeFailed(Exception):
+    """A test failed, and its line was printed."""
 
 
 def run(values: dict[str, Any] | None = None) -> int:
@@ -35,17 +30,138 @@ def run(values: dict[str, Any] | None = None) -> int:
     Args:
       values: keys of `KEYS` with the values to use, from `values_of`.
     """
-    with tempfile.TemporaryDirectory(prefix="forerun-smoke-") as name:
-        bench = Bench(Path(name), values or {})
-        for title, line in LINES:
-            began = time.perf_counter()
-            try:
-                found = line(bench)
-            except Exception as error:  # this command exists to report any failure
-                print("\n".join((f"FAIL  {title}: {_reason(error)}", *_remedies(error))))
-                return UserError.exit_code
-            print(f"ok    {title}: {found} ({time.perf_counter() - began:.1f} s)", flush=True)
+    with tempfile.TemporaryDirectory(prefix="forerun-smoke-") as folder:
+        try:
+            _run_tests(Path(folder), values or {})
+        except SmokeFailed:
+            return UserError.exit_code
     return 0
+
+
+@contextmanager
+def _test(title: str) -> Iterator[list[str]]:
+    """Print the line of a test: ok with the text that the block appends to the list, or FAIL with the error.
+
+    Raises:
+      SmokeFailed: the block raised an exception.
+    """
+    began, results = time.perf_counter(), list[str]()
+    try:
+        yield results
+    except Exception as error:  # this command exists to report any failure
+        if isinstance(error, UserError):
+            print(f"FAIL  {title}: {error.what}")
+            for label, text in (("why", error.why), ("fix", error.fix)):
+                if text:
+                    print("\n".join(f"      {line}" for line in f"{label}: {text}".splitlines()))
+        else:
+            print(f"FAIL  {title}: {type(error).__name__}: {error}")
+        raise SmokeFailed from error
+    print(f"ok    {title}: {results[-1]} ({time.perf_counter() - began:.1f} s)", flush=True)
+
+
+def _run_tests(folder: Path, values: dict[str, Any]) -> None:
+    """Train, save and resume a small job on this machine, with `values` of the user in place of those of the job."""
+    import jax
+    import numpy as np
+
+    from forerun.checkpoint.store import CheckpointStore
+    from forerun.data.order.batches import Batches
+    from forerun.hardware.devices import DeviceChoice, choose
+    from forerun.program.build import Program
+    from forerun.program.compiler_options import compile_lowered
+    from forerun.resolve.job_corpus import open_corpus
+    from forerun.resolve.resolve_model import resolve_model
+    from forerun.resolve.resolved_job import ResolvedJob
+    from forerun.run.open_data import Placement, batches_of
+    from forerun.run.run_devices import program_on
+
+    with _test("device") as results:
+        chosen = choose(values.get("device", "auto"), values.get("devices"))
+        results.append(f"{len(chosen.devices)} x {chosen.devices[0].device_kind}, {chosen.reason}")
+
+    with _test("data") as results:
+        write_help_texts(folder / "text")
+        # The job for one device has the default mesh: the user's mesh is for all devices.
+        one_device_job = resolve_model(smoke_job(folder, len(chosen.devices)))
+        corpus = open_corpus(one_device_job)
+        one_device_job = one_device_job.with_data(corpus)
+        resolved = one_device_job.with_values(**values)
+        results.append(corpus.lines()[0])
+
+    def compiled(resolved: ResolvedJob, devices: DeviceChoice) -> tuple[Program, Any, Batches]:
+        """Return the program on some devices, its compiled step and its batches."""
+        program = program_on(resolved, devices, corpus.rows.epoch)
+        step = compile_lowered(program.trace().lower(), program.compiler_options)
+        return program, step, batches_of(resolved, program, corpus)
+
+    with _test("one compiled step") as results:
+        program, step, batches = compiled(resolved, chosen)
+        schedule, placement = program.placed_schedule(), Placement(program.batch)
+        state, metrics = step(program.initial_state(resolved.job.seed), placement(batches.batch_at(0)), schedule)
+        first_loss, first_norm = float(metrics.loss), float(metrics.grad_norm)
+        results.append(f"loss {first_loss:.3f} nats per byte")
+
+    with _test("gradients equal across devices") as results:
+        if len(chosen.devices) == 1:
+            results.append("one device, nothing to compare")
+        else:
+            alone = DeviceChoice(chosen.platform, chosen.devices[:1], chosen.reason)
+            other, other_step, other_batches = compiled(one_device_job, alone)
+            batch = Placement(other.batch)(other_batches.batch_at(0))
+            metrics = other_step(other.initial_state(resolved.job.seed), batch, other.placed_schedule())[1]
+            norm = float(metrics.grad_norm)
+            difference = abs(norm - first_norm) / norm
+            if difference > 2e-2:  # smaller differences come from bfloat16 sums in another order
+                raise UserError(
+                    "E-DOCTOR-001",
+                    f"gradient norms differ by {difference:.2%}",
+                    why=f"{norm} alone, {first_norm} together",
+                    fix="report a bug",
+                )
+            results.append(f"norm {norm:.4f} on one device, {first_norm:.4f} on {len(chosen.devices)}")
+
+    with _test("training") as results:
+        seconds = float(os.environ.get(SECONDS_VARIABLE) or TRAIN_SECONDS)
+        began, done = time.perf_counter(), 1
+        while done < STEPS_MOST and (done < 5 or time.perf_counter() - began < seconds):
+            state, metrics = step(state, placement(batches.batch_at(done)), schedule)
+            metrics.loss.block_until_ready()  # steps that are only dispatched would be waited for after the limit
+            done += 1
+        loss, tokens = float(metrics.loss), done * program.derived.tokens_per_step
+        if not loss < first_loss:
+            raise UserError(
+                "E-DOCTOR-002",
+                f"loss did not fall: {first_loss:.3f} -> {loss:.3f}",
+                why=f"{done} steps on simple text lower the loss if the devices compute correctly",
+                fix="report a bug",
+            )
+        speed = tokens / (time.perf_counter() - began)
+        results.append(f"{done} steps, loss {first_loss:.3f} -> {loss:.3f}, {speed:,.0f} tokens/s")
+
+    with _test("checkpoint saved and read back") as results:
+        with CheckpointStore(folder / "checkpoints", keep=1) as store:
+            store.save(done, state, {})
+            store.wait()
+            restored = store.restore(done, program.state)
+        pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True))
+        if not all(np.array_equal(jax.device_get(a), jax.device_get(b)) for a, b in pairs):
+            raise UserError(
+                "E-DOCTOR-003",
+                "the checkpoint differs after it was read back",
+                why="arrays differ",
+                fix="check the disk",
+            )
+        results.append(f"step {done}, {len(pairs)} arrays, equal bit for bit")
+
+    with _test("resumed") as results:
+        batch = placement(batches.batch_at(done))
+        losses = [float(step(start, batch, schedule)[1].loss) for start in (state, restored)]
+        if losses[0] != losses[1]:
+            raise UserError(
+                "E-DOCTOR-004", "the resumed run differs", why=f"{losses[0]!r} and {losses[1]!r}", fix="report a bug"
+            )
+        results.append(f"loss {losses[0]:.6f} both from memory and from the checkpoint")
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, Any]:
@@ -69,16 +185,12 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     return {key: getattr(job, key) for key in KEYS}
 
 
-def _reason(error: Exception) -> str:
-    return error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+def write_help_texts(folder: Path) -> None:
+    """Write training data: the help texts that are part of every Python installation."""
+    import pydoc_data.topics
 
-
-def _remedies(error: Exception) -> list[str]:
-    """Return the cause and the fix of a UserError, indented below its line."""
-    if not isinstance(error, UserError):
-        return []
-    parts = [f"{name}: {text}" for name, text in (("why", error.why), ("fix", error.fix)) if text]
-    return [f"      {line}" for part in parts for line in part.splitlines()]
+    folder.mkdir()
+    (folder / "topics.txt").write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
 
 
 def smoke_job(folder: Path, devices: int) -> Job:
@@ -95,148 +207,3 @@ def smoke_job(folder: Path, devices: int) -> Job:
             "runs": str(folder / "runs"),
         }
     )
-
-
-def _device(bench: Bench) -> str:
-    """Choose the devices."""
-    from forerun.hardware.devices import choose
-
-    bench.made["chosen"] = chosen = choose(bench.values.get("device", "auto"), bench.values.get("devices"))
-    return f"{len(chosen.devices)} x {chosen.devices[0].device_kind}, {chosen.reason}"
-
-
-def _prepare_data(bench: Bench) -> str:
-    """Prepare training data from the help texts that are part of every Python installation."""
-    import pydoc_data.topics
-
-    from forerun.resolve.job_corpus import open_corpus
-    from forerun.resolve.resolve_model import resolve_model
-
-    (bench.folder / "text").mkdir()
-    (bench.folder / "text" / "topics.txt").write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
-    job = smoke_job(bench.folder, len(bench.made["chosen"].devices))
-    resolved = resolve_model(job)
-    corpus = open_corpus(resolved)
-    resolved = resolved.with_data(corpus)
-    bench.made.update(corpus=corpus, one_device_job=resolved, job=resolved.with_values(**bench.values))
-    return corpus.lines()[0]
-
-
-def _compiled_step(bench: Bench) -> str:
-    """Compile the training step and run it once."""
-    from forerun.program.compiler_options import compile_lowered
-    from forerun.run.open_data import Placement, batches_of
-    from forerun.run.run_devices import program_on
-
-    resolved, corpus = bench.made["job"], bench.made["corpus"]
-    job = resolved.job
-    program = program_on(resolved, bench.made["chosen"], corpus.rows.epoch)
-    batches = batches_of(resolved, program, corpus)
-    executable = compile_lowered(program.trace().lower(), program.compiler_options)
-    schedule = program.placed_schedule()
-
-    def step(state: Any, batch: Any) -> Any:
-        return executable(state, batch, schedule)
-
-    def batch(number: int) -> Any:
-        return Placement(program.batch)(batches.batch_at(number))
-
-    state, metrics = step(program.initial_state(job.seed), batch(0))
-    bench.made.update(program=program, step=step, batch=batch, state=state, first_loss=float(metrics.loss))
-    return f"loss {float(metrics.loss):.3f} nats per byte"
-
-
-def _gradients(bench: Bench) -> str:
-    """Compare the gradient norms of the same batch on one device and on all devices."""
-    from forerun.hardware.devices import DeviceChoice
-    from forerun.program.compiler_options import compile_lowered
-    from forerun.run.open_data import Placement, batches_of
-    from forerun.run.run_devices import program_on
-
-    chosen, corpus = bench.made["chosen"], bench.made["corpus"]
-    if len(chosen.devices) == 1:
-        return "one device, nothing to compare"
-    alone = DeviceChoice(chosen.platform, chosen.devices[:1], chosen.reason)
-    norms = []
-    # The job for one device has the default mesh: the user's mesh is for all devices.
-    for these, resolved in ((alone, bench.made["one_device_job"]), (chosen, bench.made["job"])):
-        job = resolved.job
-        program = program_on(resolved, these, corpus.rows.epoch)
-        batch = Placement(program.batch)(batches_of(resolved, program, corpus).batch_at(0))
-        step = compile_lowered(program.trace().lower(), program.compiler_options)
-        norms.append(float(step(program.initial_state(job.seed), batch, program.placed_schedule())[1].grad_norm))
-    apart = abs(norms[0] - norms[1]) / norms[0]
-    if apart > 2e-2:  # smaller differences come from bfloat16 sums in another order
-        raise UserError(
-            "E-DOCTOR-001",
-            f"gradient norms differ by {apart:.2%}",
-            why=f"{norms[0]} alone, {norms[1]} together",
-            fix="report a bug",
-        )
-    return f"norm {norms[0]:.4f} on one device, {norms[1]:.4f} on {len(chosen.devices)}"
-
-
-def _train(bench: Bench) -> str:
-    """Train for TRAIN_SECONDS or STEPS_MOST steps, and check that the loss falls."""
-    made, seconds = bench.made, float(os.environ.get(SECONDS_VARIABLE) or TRAIN_SECONDS)
-    began, number, metrics = time.perf_counter(), 1, None
-    while number < STEPS_MOST and (number < 5 or time.perf_counter() - began < seconds):
-        made["state"], metrics = made["step"](made["state"], made["batch"](number))
-        metrics.loss.block_until_ready()  # steps that are only dispatched would be waited for after the limit
-        number += 1
-    assert metrics is not None
-    made["steps_done"] = number
-    loss, tokens = float(metrics.loss), number * made["program"].derived.tokens_per_step
-    if not loss < made["first_loss"]:
-        raise UserError(
-            "E-DOCTOR-002",
-            f"loss did not fall: {made['first_loss']:.3f} -> {loss:.3f}",
-            why=f"{number} steps on simple text lower the loss if the devices compute correctly",
-            fix="report a bug",
-        )
-    speed = tokens / (time.perf_counter() - began)
-    return f"{number} steps, loss {made['first_loss']:.3f} -> {loss:.3f}, {speed:,.0f} tokens/s"
-
-
-def _save_and_restore(bench: Bench) -> str:
-    """Save a checkpoint, read it back, and compare all arrays."""
-    import jax
-    import numpy as np
-
-    from forerun.checkpoint.store import CheckpointStore
-
-    made = bench.made
-    with CheckpointStore(bench.folder / "checkpoints", keep=1) as store:
-        store.save(made["steps_done"], made["state"], {})
-        store.wait()
-        made["restored"] = store.restore(made["steps_done"], made["program"].state)
-    pairs = zip(jax.tree.leaves(made["state"]), jax.tree.leaves(made["restored"]), strict=True)
-    equal = all(np.array_equal(jax.device_get(a), jax.device_get(b)) for a, b in pairs)
-    if not equal:
-        raise UserError(
-            "E-DOCTOR-003", "the checkpoint differs after it was read back", why="arrays differ", fix="check the disk"
-        )
-    return f"step {made['steps_done']}, {len(jax.tree.leaves(made['state']))} arrays, equal bit for bit"
-
-
-def _resume(bench: Bench) -> str:
-    """Compute one more step from memory and from the checkpoint. The losses must be equal bit for bit."""
-    made = bench.made
-    batch = made["batch"](made["steps_done"])
-    losses = [float(made["step"](state, batch)[1].loss) for state in (made["state"], made["restored"])]
-    if losses[0] != losses[1]:
-        raise UserError(
-            "E-DOCTOR-004", "the resumed run differs", why=f"{losses[0]!r} and {losses[1]!r}", fix="report a bug"
-        )
-    return f"loss {losses[0]:.6f} both from memory and from the checkpoint"
-
-
-LINES: tuple[tuple[str, Callable[[Bench], str]], ...] = (
-    ("device", _device),
-    ("data", _prepare_data),
-    ("one compiled step", _compiled_step),
-    ("gradients equal across devices", _gradients),
-    ("training", _train),
-    ("checkpoint saved and read back", _save_and_restore),
-    ("resumed", _resume),
-)

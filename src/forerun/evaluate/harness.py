@@ -19,8 +19,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from forerun.errors import UserError
-from forerun.evaluate.language import Generate, GenerationRequest, Language, Messages
-from forerun.evaluate.scoring import Scorer
+from forerun.evaluate.scoring import Generate, GenerationRequest, Language, Messages, Scorer
 from forerun.reporter import SILENT, Reporter
 
 MAX_TOKENS = 256  # the default of HFLM, for tasks that do not set it

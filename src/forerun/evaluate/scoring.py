@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.models.base import Model, Readout
-from forerun.nn.compute import Compute
-from forerun.nn.lengths import length_bucket
+from forerun.nn.compute import Compute, length_bucket
 from forerun.nn.sharding import BATCH_AXES, batched, constrain
 from forerun.objectives.cross_entropy import chunk_length
 from forerun.reporter import SILENT, Reporter
@@ -213,3 +212,39 @@ def _require_finite(logprobs: Sequence[float]) -> None:
             why="its weights hold NaN or infinity, or overflow the dtype",
             fix="try --dtype float32; if the error remains, the checkpoint itself is broken",
         )
+
+
+# ---- What tasks of lm-eval need besides scores ----
+
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Generation settings of a task. Temperature 0 chooses the most probable token."""
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+# Returns the new tokens of each prompt, until the end token, a stop text (which may be included) or the maximum number.
+Generate = Callable[[Sequence[Sequence[int]], GenerationRequest], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Language:
+    """A tokenizer as functions, which do not add special tokens."""
+
+    name: str
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    eos: int
+    prefix: int  # the context of a text without one: the beginning token, or else the end token
+    prefix_text: str | None = None
+    opening: tuple[int, ...] = ()  # ids that the tokenizer adds before every text
+    chat_template: str | None = None
+    render: Callable[[Messages, bool], str] | None = None  # (messages, whether to add a generation prompt) -> text

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError, did_you_mean, first_line
-from forerun.evaluate.language import Generate, Language
-from forerun.evaluate.scoring import Scorer
+from forerun.evaluate.scoring import Generate, Language, Scorer
 from forerun.installation import install_command
 from forerun.reporter import SILENT, Reporter
 

@@ -95,7 +95,7 @@ def narrowed(logits_BV: jax.Array, rule: Rule) -> jax.Array:
     """
     if rule.top_k is not None:
         # Without the barrier, XLA merges the slice below with that of top_k, and a CPU sorts the complete vocabulary.
-        # One barrier for both results of top_k would end the process: see objectives/record.py.
+        # One barrier for both results of top_k would end the process: see program/recording.py.
         best_BK = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, min(rule.top_k, logits_BV.shape[-1]))[0])
         logits_BV = jnp.where(logits_BV >= best_BK[:, -1:], logits_BV, -jnp.inf)
     if rule.top_p is not None:

@@ -18,8 +18,7 @@ from forerun.models.keys import path_text, table_path
 from forerun.nn import spec
 from forerun.nn.spec import Fill, ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
-from forerun.nn.weights.expert_adapters import is_experts
-from forerun.nn.weights.lowrank import LowRank, expert_share, norms
+from forerun.nn.weights.lowrank import LowRank, expert_share, is_experts, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 
 TARGETS_KEY = "lora.targets"

@@ -10,23 +10,20 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from forerun.methods.eight_bit_methods import require_eight_bits
-from forerun.methods.expert_methods import require_experts, router_losses
-from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
 from forerun.methods.new_tokens import NewTokensTransform, new_tokens_transform
-from forerun.methods.qat import QatTransform
+from forerun.methods.qat import QatTransform, kept_rounding
+from forerun.methods.requirements import require_eight_bits, require_experts, router_losses
 from forerun.models.base import Model
 from forerun.nn import spec
 from forerun.nn.spec import Tree, is_spec
 from forerun.nn.weights.dense import is_weight
-from forerun.nn.weights.expert_adapters import is_experts
+from forerun.nn.weights.lowrank import is_experts
 from forerun.nn.weights.quantized import Quantized, quantized
-from forerun.objectives.base import Objective
+from forerun.objectives.base import Objective, custom_objective
 from forerun.objectives.distil import Distil
 from forerun.objectives.next_token import NextToken
 from forerun.objectives.preference import Preference
-from forerun.objectives.registry import custom_objective
 from forerun.resolve.resolved_job import ResolvedJob
 
 MODEL = "model"  # the name of the job's model among the trees that are read from files

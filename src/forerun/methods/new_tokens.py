@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from forerun.nn import spec
 from forerun.nn.spec import ParamSpec, Tree
-from forerun.nn.weights.dense import Dense, is_weight
-from forerun.nn.weights.extended import Extended, mean_rows, with_rows
+from forerun.nn.weights.dense import Dense, Extended, is_weight, mean_rows, with_rows
 from forerun.resolve.resolved_job import ResolvedJob
 
 

@@ -14,35 +14,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from forerun.models.base import Capabilities, Readout
 from forerun.models.decoder_config import DecoderConfig
-from forerun.models.decoder_flops import decoder_flops
-from forerun.models.decoder_params import Block, Params, decoder_specs
+from forerun.models.decoder_params import Block, Params, decoder_flops, decoder_specs
 from forerun.models.keys import Stack
-from forerun.models.layer_inputs import layer_inputs, plus_layer_input, with_layer_inputs
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
-from forerun.models.layout import StepWithOutput, joined, through, unstacked
+from forerun.models.layout import joined, through, unstacked
 from forerun.models.mlp import ACTIVATIONS, layer_mlp, plus
 from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
 from forerun.nn.context import sequence_split, split_attention
-from forerun.nn.kv_cache import Cache
-from forerun.nn.layer_caches import LayerCaches, RecurrentCache
+from forerun.nn.kv_cache import Cache, LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.routing import Routing, together
-from forerun.nn.sharding import constrain
-from forerun.nn.slice_gradients import with_summed_gradient
+from forerun.nn.sharding import constrain, with_summed_gradient
 from forerun.nn.spec import ParamSpec
-from forerun.nn.weights.dense import as_weight, contract
+from forerun.nn.weights.dense import Dense, as_weight, contract
 
 Numbers = dict[str | None, jax.Array | int]  # for each stack of the cache: the number of its next layer
 KeysAndValues = tuple[jax.Array, jax.Array]  # of one layer, [B, S, K, D] or [B, T, K, D]
 Kept = dict[str | None, KeysAndValues]  # those of the last layer of each stack, if later layers attend to them
 Carry = tuple[jax.Array, Numbers, Kept]  # the residual stream, the numbers, and what is kept
-Mix = Callable[[Block[jax.Array], jax.Array], jax.Array]  # parameters of a layer and its input -> [B, S, E]
+# Parameters of a layer and its input -> [B, S, E], and the keys and values of a layer with attention.
+Mix = Callable[[Block[jax.Array], jax.Array], tuple[jax.Array, KeysAndValues | None]]
 
 
 @dataclass(frozen=True)
@@ -111,19 +109,19 @@ class Decoder:
         def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
             def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None, Any]:
                 block = replace(with_summed_gradient(replace(block, layer_input=None)), layer_input=block.layer_input)
-                if kind.mixer != "attention":
-                    x_BSE, routing = self.block(block, x_BSE, self._recurrent(kind, packed), counted_BS)
-                    return x_BSE, None, routing
-                used: list[KeysAndValues] = []
 
-                def noted(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
-                    used.append((k_BSKD, v_BSKD))
+                def attend(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
                     q_BSHD, limits = self._tempered(q_BSHD, positions_BS), self._limits(kind, block)
                     return run_attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, kernel=compute.attention, **limits)
 
-                mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=shared.get(kind.stack_name))
-                x_BSE, routing = self.block(block, x_BSE, mix, counted_BS)
-                return x_BSE, used[0] if keeps else None, routing
+                mix: Mix
+                if kind.mixer == "attention":
+                    earlier = shared.get(kind.stack_name)
+                    mix = partial(self.attention, turns=turns.get(kind), attend=attend, shared=earlier)
+                else:
+                    mix = self._recurrent(kind, packed)
+                x_BSE, keys_and_values, routing = self.block(block, x_BSE, mix, counted_BS)
+                return x_BSE, keys_and_values if keeps else None, routing
 
             checkpointed = compute.checkpointed(layer, in_order=c.experts is not None and len(c.layer_kinds) > 1)
 
@@ -134,7 +132,7 @@ class Decoder:
             return one
 
         x_BSE = self._embed(params, tokens_BS, compute)
-        inputs_LBSP = self._layer_inputs(params, tokens_BS, x_BSE)
+        inputs_LBSP = layer_inputs(params, tokens_BS, x_BSE, self._norm)
         kept = self._nothing_kept(x_BSE)
         routings = []
         for section in c.sections:
@@ -142,11 +140,11 @@ class Decoder:
             # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
             steps = [step(kind, shared, keeps=kind.stack_name in kept and not shared) for kind in section.kinds]
             blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBSP)
-            (x_BSE, after), found = _through_section(
-                section, steps, (x_BSE, {} if shared else kept), blocks, compute.unroll
-            )
+            carry = (x_BSE, {} if shared else kept)
+            names, scanned = section.stack_names, section.scanned
+            (x_BSE, after), routing = through(steps, carry, blocks, names, scanned=scanned, unroll=compute.unroll)
             kept = kept if shared else after
-            routings.append(found)
+            routings.append(routing)
         x_BSE = x_BSE if split is None else split.in_text_order(x_BSE)
         return replace(self._readout(params, x_BSE, compute), routing=together(routings))
 
@@ -195,37 +193,37 @@ class Decoder:
 
         def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, Any]:
             x_BTE, numbers, kept = carry
-            name, part = kind.stack_name, _part(cache, kind)
+            name = kind.stack_name
+            part = cache if isinstance(cache, Cache) else cache.parts[str(name)]
             if isinstance(part, RecurrentCache):
                 tokens = NewTokens(part.layer(numbers[name]), positions_BT)
-                x_BTE, _ = self.block(block, x_BTE, self._recurrent(kind, tokens))
+                x_BTE, _, _ = self.block(block, x_BTE, self._recurrent(kind, tokens))
                 return (x_BTE, numbers | {name: numbers[name] + 1}, kept), tokens.new
             shared = kept.get(name) if kind.shares_keys else None
             number = numbers[name] - 1 if kind.shares_keys else numbers[name]  # shared: the last layer with own keys
-            new: list[KeysAndValues] = []
 
             def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
-                new.append((k_BTKD, v_BTKD))
                 old = part.layer(number)
                 q_BTHD = self._tempered(q_BTHD, positions_BT)
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, **self._limits(kind, block))
 
             mix = partial(self.attention, turns=turns.get(kind), attend=attend, shared=shared)
-            x_BTE, _ = self.block(block, x_BTE, mix)
+            x_BTE, new, _ = self.block(block, x_BTE, mix)
             if kind.shares_keys:
                 return (x_BTE, numbers, kept), None
-            kept = kept | {name: new[0]} if name in kept else kept
-            return (x_BTE, numbers | {name: number + 1}, kept), new[0]
+            kept = kept | {name: new} if new is not None and name in kept else kept
+            return (x_BTE, numbers | {name: number + 1}, kept), new
 
         x_BTE = self._embed(params, tokens_BT, compute)
-        inputs_LBTP = self._layer_inputs(params, tokens_BT, x_BTE)
+        inputs_LBTP = layer_inputs(params, tokens_BT, x_BTE, self._norm)
         carry: Carry = (x_BTE, dict.fromkeys({k.stack_name for k in c.all_kinds}, 0), self._nothing_kept(x_BTE))
         outputs: dict[str | None, list[Any]] = {name: [] for name in carry[1]}
         for section in c.sections:
             blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBTP)
-            carry, found = _through_section(section, [partial(layer, kind) for kind in section.kinds], carry, blocks)
+            steps = [partial(layer, kind) for kind in section.kinds]
+            carry, made = through(steps, carry, blocks, section.stack_names, scanned=section.scanned)
             for name in () if section.shares_keys else section.shapes:
-                outputs[name].append(found if name is None else found[name])
+                outputs[name].append(made if name is None else made[name])
         x_BTE, new = carry[0], {name: joined(each) for name, each in outputs.items()}
         after: Cache[jax.Array] | LayerCaches[jax.Array]
         if isinstance(cache, Cache):
@@ -236,8 +234,8 @@ class Decoder:
 
     def block(
         self, block: Block[jax.Array], x_BSE: jax.Array, mix: Mix, counted_BS: jax.Array | None = None
-    ) -> tuple[jax.Array, Routing[jax.Array] | None]:
-        """Return the output of one layer, [B, S, E], and the sums of its router if it has experts.
+    ) -> tuple[jax.Array, KeysAndValues | None, Routing[jax.Array] | None]:
+        """Return the output of one layer, [B, S, E], its keys and values, and the sums of its router if it has experts.
 
         Args:
             block: Parameters of the layer, without a layer dimension.
@@ -250,7 +248,7 @@ class Decoder:
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
         # ---- Attention, or another mixer ----
-        y_BSE = mix(block, self._norm(x_BSE, block.attention_norm))
+        y_BSE, keys_and_values = mix(block, self._norm(x_BSE, block.attention_norm))
         x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.attention_post_norm))
 
         # ---- MLP, or experts ----
@@ -260,7 +258,7 @@ class Decoder:
             x_BSE = plus_layer_input(x_BSE, block, ACTIVATIONS[self.config.activation], self._norm)
         if block.scalar is not None:
             x_BSE = x_BSE * jax.lax.stop_gradient(block.scalar.astype(x_BSE.dtype))
-        return x_BSE, routing
+        return x_BSE, keys_and_values, routing
 
     def attention(
         self,
@@ -270,8 +268,8 @@ class Decoder:
         turns: Angles | None,
         attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
         shared: KeysAndValues | None = None,
-    ) -> jax.Array:
-        """Return the output of the attention of one layer, [B, S, E].
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """Return the output of the attention of one layer, [B, S, E], and the keys and values that it attended to.
 
         Args:
             block: Parameters of the layer, without a layer dimension.
@@ -301,13 +299,14 @@ class Decoder:
         y_BSHD = attend(q_BSHD, k_BSKD, v_BSKD)
         if gate_BSHD is not None:
             y_BSHD = y_BSHD * jax.nn.sigmoid(gate_BSHD)
-        return plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
+        y_BSE = plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
+        return y_BSE, (k_BSKD, v_BSKD)
 
     def _recurrent(self, kind: LayerKind, recurrence: Recurrence) -> Mix:
         """Return the mixer of a layer that has states instead of keys and values."""
         if kind.mixer == "delta":
-            return lambda block, y_BSE: gated_delta(self.config, block, y_BSE, recurrence)
-        return lambda block, y_BSE: filtered(block, y_BSE, recurrence)
+            return lambda block, y_BSE: (gated_delta(self.config, block, y_BSE, recurrence), None)
+        return lambda block, y_BSE: (filtered(block, y_BSE, recurrence), None)
 
     def flops_per_token(self, sequence: int) -> float:
         return decoder_flops(self.config, sequence)
@@ -369,10 +368,6 @@ class Decoder:
             v_BSKD = layers.unscaled_rms_norm(v_BSKD, self.config.norm_eps)
         return k_BSKD, v_BSKD
 
-    def _layer_inputs(self, params: Params[jax.Array], tokens_BS: jax.Array, x_BSE: jax.Array) -> jax.Array | None:
-        """Return the own embedding of each layer, [L, B, S, P], or None if the family has none."""
-        return None if params.layer_embed is None else layer_inputs(params, tokens_BS, x_BSE, self._norm)
-
     def _nothing_kept(self, x_BSE: jax.Array) -> Kept:
         """Return zeros for the keys and values that later layers will share, or an empty mapping if none do."""
         c = self.config
@@ -383,15 +378,67 @@ class Decoder:
         return {kind.stack_name: (zeros(kind), zeros(kind)) for kind in c.last_kinds if kind.shares_keys}
 
 
-def _through_section(
-    section: Section, steps: list[StepWithOutput], carry: Any, blocks: Any, unroll: bool = False
-) -> tuple[Any, Any]:
-    """Return the carry after the layers of a section, and their outputs as `through` returns them."""
-    return through(steps, carry, blocks, section.stack_names, scanned=section.scanned, unroll=unroll)
+# ---- Per-layer embeddings (Gemma 4 E2B and E4B): every layer gets an own small embedding of each token ----
+# Letters: L layers, B batch, S sequence, E embed, V vocab, P width of a layer's embedding, Y = L x P.
 
 
-def _part(
-    cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind
-) -> Cache[jax.Array] | RecurrentCache[jax.Array]:
-    """Return the cache of the layers that have the shape of this kind."""
-    return cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]
+def layer_inputs(
+    params: Any, tokens_BS: jax.Array, x_BSE: jax.Array, norm: Callable[[jax.Array, jax.Array], jax.Array]
+) -> jax.Array | None:
+    """Return the embedding of each token in each layer, [L, B, S, P], or None if the family has none.
+
+    It is the mean of a row of a table and a projection of the token's normal embedding, times sqrt(2).
+
+    Args:
+        params: The model's parameters.
+        tokens_BS: The tokens.
+        x_BSE: Their scaled embeddings, the input of the first layer.
+        norm: The norm function of the model.
+    """
+    if params.layer_embed is None:
+        return None
+    P = params.layer_projection_norm.shape[0]
+    dtype = x_BSE.dtype
+
+    def by_layer(y_BSY: jax.Array) -> jax.Array:
+        return y_BSY.reshape(*tokens_BS.shape, -1, P)
+
+    found_BSLP = by_layer(layers.embed(params.layer_embed, tokens_BS, dtype)) * jnp.asarray(P**0.5, dtype)
+    projected_BSY = contract("BSE,EY->BSY", x_BSE, Dense(params.layer_projection))
+    projected_BSY = projected_BSY * jnp.asarray(x_BSE.shape[-1] ** -0.5, dtype)
+    mixed_BSLP = norm(by_layer(projected_BSY), params.layer_projection_norm) + found_BSLP
+    return constrain(jnp.moveaxis(mixed_BSLP * jnp.asarray(0.5**0.5, dtype), 2, 0), "LBSP")
+
+
+def plus_layer_input(
+    x_BSE: jax.Array,
+    block: Any,
+    activation: Callable[[jax.Array], jax.Array],
+    norm: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Return the residual stream of a layer after its own embedding is added, gated by the stream itself."""
+    gate_BSP = activation(contract("BSE,EP->BSP", x_BSE, block.layer_gate))
+    y_BSE = contract("BSP,PE->BSE", gate_BSP * block.layer_input, block.layer_out)
+    return x_BSE + norm(y_BSE, block.layer_post_norm)
+
+
+def with_layer_inputs(part: Any, section: Section, inputs_LBSP: jax.Array | None) -> Any:
+    """Return the blocks of a section, each with the input of its layer, or unchanged if there are no inputs.
+
+    Args:
+        part: One stack, a tuple of layers, or a mapping from names to stacks or tuples.
+        section: The section.
+        inputs_LBSP: The inputs of all layers of the model, or None.
+    """
+    if inputs_LBSP is None:
+        return part
+
+    def fed(blocks: Any, name: str | None) -> Any:
+        numbers = section.numbers(name)
+        if isinstance(blocks, tuple):
+            return tuple(replace(block, layer_input=inputs_LBSP[n]) for block, n in zip(blocks, numbers, strict=True))
+        return replace(blocks, layer_input=inputs_LBSP[np.array(numbers)])
+
+    if section.stack_names is None:
+        return fed(part, None)
+    return {name: fed(blocks, name) for name, blocks in part.items()}

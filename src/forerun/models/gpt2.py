@@ -107,7 +107,7 @@ class Gpt2:
         attend = partial(attention, segments_BS=segments_BS, window=None, kernel=compute.attention)
 
         def layer(x_BSE: jax.Array, block: Gpt2Block[jax.Array]) -> jax.Array:
-            return self.block(block, x_BSE, attend)
+            return self.block(block, x_BSE, attend)[0]
 
         x_BSE = self._embed(params, tokens_BS, positions_BS, compute)
         x_BSE = per_layer([compute.checkpointed(layer)], x_BSE, params.blocks, unroll=compute.unroll)
@@ -138,13 +138,12 @@ class Gpt2:
 
         def layer(carry: Carry, block: Gpt2Block[jax.Array]) -> tuple[Carry, NewTokens]:
             x_BTE, number = carry
-            new: list[NewTokens] = []
 
             def attend(q_BTHD: jax.Array, k_BTHD: jax.Array, v_BTHD: jax.Array) -> jax.Array:
-                new.append((k_BTHD, v_BTHD))
                 return cached_attention(q_BTHD, k_BTHD, v_BTHD, cache.layer(number), positions_BT, window=None)
 
-            return (self.block(block, x_BTE, attend), number + 1), new[0]
+            x_BTE, new = self.block(block, x_BTE, attend)
+            return (x_BTE, number + 1), new
 
         start = (self._embed(params, tokens_BT, positions_BT, compute), 0)
         (x_BTE, _), new = per_layer_with_outputs([layer], start, params.blocks)
@@ -155,8 +154,8 @@ class Gpt2:
         block: Gpt2Block[jax.Array],
         x_BSE: jax.Array,
         attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    ) -> jax.Array:
-        """Return the output of one layer, [B, S, E]. The parameters in `block` have no layer dimension."""
+    ) -> tuple[jax.Array, NewTokens]:
+        """Return the output of one layer, [B, S, E], and its keys and values. `block` has no layer dimension."""
         c = self.config
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
@@ -169,7 +168,8 @@ class Gpt2:
 
         y_BSE = layers.layer_norm(x_BSE, block.mlp_norm, block.mlp_norm_bias, c.norm_eps)
         up_BSF = residual(_biased("BSE,EF->BSF", y_BSE, block.up, block.up_bias), "mlp_up")
-        return x_BSE + _biased("BSF,FE->BSE", jax.nn.gelu(up_BSF, approximate=True), block.down, block.down_bias)
+        down_BSE = _biased("BSF,FE->BSE", jax.nn.gelu(up_BSF, approximate=True), block.down, block.down_bias)
+        return x_BSE + down_BSE, (k_BSHD, v_BSHD)
 
     def flops_per_token(self, sequence: int) -> float:
         """Return the FLOPs per token of a forward and backward pass.

@@ -28,33 +28,26 @@ StepWithOutput = Callable[[Any, Any], tuple[Any, Any]]  # (carry, one layer's we
 _ONLY = ""  # the name of a stack without a name
 
 
-def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, tail: Any = None, *, unroll: bool = False) -> Any:
+def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, *, unroll: bool = False) -> Any:
     """Return the carry after all layers.
 
     Args:
         steps: One period of layer functions: layer n uses `steps[n % len(steps)]`.
         carry: The input of the first layer.
         blocks: The weights of the layers, stacked or in a tuple.
-        tail: The weights of the layers at the end that do not fill a period, or None.
         unroll: Whether the layers run one after the other without a scan.
     """
-    carry, _ = per_layer_with_outputs([silent(step) for step in steps], carry, blocks, tail, unroll=unroll)
-    return carry
+    silent = [lambda carry, block, step=step: (step(carry, block), None) for step in steps]
+    return through(silent, carry, blocks, unroll=unroll)[0]
 
 
-def per_layer_with_outputs(
-    steps: Sequence[StepWithOutput], carry: Any, blocks: Any, tail: Any = None, *, unroll: bool = False
-) -> tuple[Any, Any]:
+def per_layer_with_outputs(steps: Sequence[StepWithOutput], carry: Any, blocks: Any) -> tuple[Any, Any]:
     """Return the carry after all layers, and the outputs of the layers: stacked, or in tuples if `blocks` is a tuple.
 
     The arguments are those of `per_layer`, but each step also returns an output.
     """
-    carry, outputs = through(steps, carry, blocks, unroll=unroll)
-    if tail is None:
-        return carry, joined([outputs])
-    count = len(tail) if isinstance(tail, tuple) else jax.tree.leaves(tail)[0].shape[0]
-    carry, last = through(steps[:count], carry, tail, scanned=False)
-    return carry, joined([outputs, last])
+    carry, outputs = through(steps, carry, blocks)
+    return carry, joined([outputs])
 
 
 def through(
@@ -102,11 +95,6 @@ def through(
         carry, outputs = jax.lax.scan(lambda carry, group: _unrolled(steps, order, carry, group), carry, groups)
         outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
     return carry, outputs[_ONLY] if names is None else outputs
-
-
-def silent(step: Step) -> StepWithOutput:
-    """Return a step without an output as one with the output None."""
-    return lambda carry, block: (step(carry, block), None)
 
 
 def joined(outputs: Sequence[Any]) -> Any:

@@ -13,8 +13,15 @@ from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.models.families.base import Config, Family
 from forerun.models.families.registry import read_config
 from forerun.models.families.wrapper import may_have_prefix
-from forerun.models.rounding import QUANTIZATION, Rounding, recorded_rounding, rounding_in
-from forerun.models.scaled_floats import Float8, float8_in, is_mxfp4
+from forerun.models.quantization_config import (
+    QUANTIZATION,
+    Float8,
+    Rounding,
+    float8_in,
+    is_mxfp4,
+    recorded_rounding,
+    rounding_in,
+)
 from forerun.models.sizes import decoder_config
 
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # names in safetensors and in config.json

@@ -20,7 +20,7 @@ from forerun.models.layer_kinds import LayerShape
 from forerun.nn import layers
 from forerun.nn.compute import residual
 from forerun.nn.gated_delta import DeltaInputs, extended_delta_rule, gated_delta_rule
-from forerun.nn.layer_caches import RecurrentCache
+from forerun.nn.kv_cache import RecurrentCache
 from forerun.nn.sharding import constrain
 from forerun.nn.short_convolution import extended_convolution, real_tokens, short_convolution
 from forerun.nn.spec import Fill, ParamSpec

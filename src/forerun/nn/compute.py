@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from forerun.config.schema import Remat
 from forerun.nn.attention import Kernel
-from forerun.nn.eight_bit_product import PRODUCT
+from forerun.nn.weights.eight_bit import PRODUCT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,3 +67,19 @@ def _keeps_product(primitive: Any, *operands: Any, **settings: Any) -> Any:
 def residual(x: jax.Array, name: str) -> jax.Array:
     """Return `x` with a name that the job's `remat.keep` and `remat.offload` can refer to."""
     return checkpoint_name(x, name)
+
+
+# ---- Length buckets: rounding lengths up to a few values, so that one compiled program serves many lengths ----
+
+
+def length_bucket(length: int, shortest: int) -> int:
+    """Return the smallest bucket that is at least `length`.
+
+    The buckets are 1, 1.5, 2, 3, 4, 6, ... times `shortest`, so at most a third of a bucket above `shortest` is empty.
+    """
+    bucket = shortest
+    while bucket < length:
+        if bucket * 3 // 2 >= length:
+            return bucket * 3 // 2
+        bucket *= 2
+    return bucket

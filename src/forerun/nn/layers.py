@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.nn import sharding
-from forerun.nn.weights.extended import Extended
+from forerun.nn.weights.dense import Extended
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, *, around_one: bool = False) -> jax.Array:

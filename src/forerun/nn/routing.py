@@ -15,11 +15,203 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
-from forerun.nn.expert_rounds import Pairs, in_rounds, round_rows
-from forerun.nn.weights.expert_adapters import array_axes, cast, grouped
+from forerun.nn.weights.lowrank import array_axes, cast, grouped
+
+# ---- The rows of a device's own experts, in rounds of a fixed number of rows. No row is dropped ----
+# With the mesh axis expert, a device has the tokens of all devices of the axis and a part of the experts. The router
+# decides how many pairs of a token and an expert it computes: between none and all. Arrays for all pairs would need as
+# many times the memory as the axis has devices. So a loop computes the pairs in rounds, until none is left. With
+# balanced experts, one round is enough.
+#
+# N tokens, K experts per token, P = N x K pairs, R pairs of a round, E embed, X experts of the device.
+
+# inputs [R, E], weights of the router [R], the experts' matrices, pairs of each expert [X] -> weighted outputs [R, E]
+Products = Callable[[jax.Array, jax.Array, Any, jax.Array], jax.Array]
+
+ROOM = 1.25  # pairs of a round, as a multiple of the mean over the devices of the axis
+MULTIPLE = 512  # a round has a multiple of these pairs: the rows of a tile of the kernels
+NAME = "expert_rounds"  # of the loops in the compiled program
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a token and an expert, sorted by expert. Those with experts of other devices come last."""
+
+    order_P: jax.Array
+    places_NK: jax.Array  # the place of each pair in that order
+    ends_X: jax.Array  # the place behind the last pair of each expert
+
+    @classmethod
+    def of(cls, ids_NK: jax.Array, experts: int) -> Pairs:
+        """Return the sorted pairs.
+
+        Args:
+            ids_NK: The experts of each token. Those of this device have the numbers from 0 to `experts` - 1.
+            experts: The number of experts of the device.
+        """
+        ids_P = ids_NK.reshape(-1)
+        ids_P = jnp.where((ids_P >= 0) & (ids_P < experts), ids_P, experts)
+        order_P = jnp.argsort(ids_P, stable=True)
+        places_NK = jnp.argsort(order_P).reshape(ids_NK.shape)
+        counts_X = jnp.sum(ids_P[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
+        return cls(order_P, places_NK, jnp.cumsum(counts_X))
+
+    @property
+    def total(self) -> jax.Array:
+        """The number of pairs with an expert of this device."""
+        return self.ends_X[-1]
+
+
+def round_rows(pairs: int, devices: int) -> int:
+    """Return the number of rows of a round.
+
+    Args:
+        pairs: All pairs of the tokens of the axis.
+        devices: The devices of the axis.
+    """
+    return min(pairs, -(-round(ROOM * pairs) // (devices * MULTIPLE)) * MULTIPLE)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def in_rounds(
+    products: Products, rows: int, x_NE: jax.Array, factors_NK: jax.Array, matrices: Any, pairs: Pairs
+) -> jax.Array:
+    """Return the sum of the weighted outputs of this device's experts for each token, [N, E].
+
+    The number of rounds is known only when the program runs, and JAX has no gradient of such a loop. So the backward
+    pass has its own loop. It computes the products of a round again.
+
+    Args:
+        products: The function of the rows of a round.
+        rows: The number of rows of a round.
+        x_NE: The tokens.
+        factors_NK: The weights of the router, in float32.
+        matrices: The second argument of `products`: arrays, and no other values.
+        pairs: The pairs in the order of the experts.
+    """
+    flat_P = factors_NK.reshape(-1)
+
+    def one(start: jax.Array, y_NE: jax.Array) -> jax.Array:
+        now = _Round.at(start, rows, pairs)
+        y_RE = products(x_NE[now.tokens_R], now.own(flat_P[now.pairs_R]), matrices, now.sizes_X)
+        return y_NE + now.added(y_RE)
+
+    return _loop(one, rows, pairs, jnp.zeros_like(x_NE))
+
+
+def _rounds_forward(
+    products: Products, rows: int, x_NE: jax.Array, factors_NK: jax.Array, matrices: Any, pairs: Pairs
+) -> tuple[jax.Array, Any]:
+    return in_rounds(products, rows, x_NE, factors_NK, matrices, pairs), (x_NE, factors_NK, matrices, pairs)
+
+
+def _rounds_backward(products: Products, rows: int, kept: Any, gradient_NE: jax.Array) -> tuple[Any, ...]:
+    x_NE, factors_NK, matrices, pairs = kept
+    flat_P = factors_NK.reshape(-1)
+    arrays, structure = jax.tree.flatten(matrices)
+    floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
+    learned = [array for array, is_float in zip(arrays, floats, strict=True) if is_float]
+
+    def again(x_RE: jax.Array, factors_R: jax.Array, learned: list[jax.Array], sizes_X: jax.Array) -> jax.Array:
+        rest = iter(learned)
+        complete = [next(rest) if is_float else array for array, is_float in zip(arrays, floats, strict=True)]
+        return products(x_RE, factors_R, jax.tree.unflatten(structure, complete), sizes_X)
+
+    def one(start: jax.Array, sums: Any) -> Any:
+        now = _Round.at(start, rows, pairs)
+        inputs = x_NE[now.tokens_R], now.own(flat_P[now.pairs_R]), learned
+        _, back = jax.vjp(partial(again, sizes_X=now.sizes_X), *inputs)
+        x_RE, factors_R, more = back(gradient_NE[now.tokens_R])
+        x_sum, factors_sum, learned_sum = sums
+        return x_sum + now.added(x_RE), factors_sum + now.placed(factors_R), jax.tree.map(jnp.add, learned_sum, more)
+
+    zeros = jnp.zeros_like(x_NE), jnp.zeros_like(factors_NK), [jnp.zeros_like(array) for array in learned]
+    x_gradient, factors_gradient, gradients = _loop(one, rows, pairs, zeros)
+    found = iter(gradients)
+    # An integer has a gradient of the type float0, for which JAX takes a NumPy array.
+    complete = [
+        next(found) if is_float else np.zeros(array.shape, jax.dtypes.float0)
+        for array, is_float in zip(arrays, floats, strict=True)
+    ]
+    return x_gradient, factors_gradient, jax.tree.unflatten(structure, complete), None
+
+
+in_rounds.defvjp(_rounds_forward, _rounds_backward)
+
+
+def _loop(one: Callable[[jax.Array, Any], Any], rows: int, pairs: Pairs, sums: Any) -> Any:
+    """Return the sums after all rounds. `one` takes the first place of a round."""
+    with jax.named_scope(NAME):
+        total = pairs.total
+        first = jnp.zeros((), jnp.int32)
+        return jax.lax.while_loop(
+            lambda state: state[0] < total, lambda state: (state[0] + rows, one(*state)), (first, sums)
+        )[1]
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The pairs at some places of the order."""
+
+    pairs_R: jax.Array
+    tokens_R: jax.Array
+    sizes_X: jax.Array
+    is_own_R: jax.Array  # False for places behind the last pair with an expert of this device
+    index_NK: jax.Array  # the row of each pair; only valid where `has_NK`
+    has_NK: jax.Array
+
+    @classmethod
+    def at(cls, start: jax.Array, rows: int, pairs: Pairs) -> _Round:
+        places_R = start + jnp.arange(rows, dtype=jnp.int32)
+        # The last round may end behind the last pair. The places there repeat it, and are not own ones.
+        pairs_R = pairs.order_P[jnp.minimum(places_R, len(pairs.order_P) - 1)]
+        ends_X = jnp.clip(pairs.ends_X - start, 0, rows)
+        index_NK = pairs.places_NK - start
+        return cls(
+            pairs_R=pairs_R,
+            tokens_R=pairs_R // pairs.places_NK.shape[1],
+            sizes_X=jnp.diff(ends_X, prepend=0),
+            is_own_R=places_R < pairs.total,
+            index_NK=jnp.clip(index_NK, 0, rows - 1),
+            has_NK=(index_NK >= 0) & (index_NK < rows) & (pairs.places_NK < pairs.total),
+        )
+
+    def own(self, factors_R: jax.Array) -> jax.Array:
+        """Return the factors of the pairs with an expert of this device, and 0 for the others."""
+        return jnp.where(self.is_own_R, factors_R, 0.0)
+
+    def placed(self, values_R: jax.Array) -> jax.Array:
+        """Return the value of each pair of all tokens, [N, K], and 0 for the pairs of other rounds and devices."""
+        return jnp.where(self.has_NK, values_R[self.index_NK], 0.0)
+
+    def added(self, y_RE: jax.Array) -> jax.Array:
+        """Return the sum of the rows of each token, [N, E].
+
+        This is a gather and a sum over K, because a scatter is slow on a TPU. One block of tokens after the other, so
+        that the rows of all pairs are never in memory together. Rows of other experts may hold any values.
+        """
+        tokens, top = self.index_NK.shape
+        blocks = -(-tokens * top // len(y_RE))
+        while tokens % blocks:
+            blocks += 1
+
+        def sums(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
+            index_CK, has_CK = piece
+            return jnp.sum(jnp.where(has_CK[..., None], y_RE[index_CK], 0), axis=1, dtype=jnp.float32).astype(
+                y_RE.dtype
+            )
+
+        pieces = (x.reshape(blocks, -1, top) for x in (self.index_NK, self.has_NK))
+        return jax.lax.map(sums, tuple(pieces)).reshape(tokens, -1)
+
+
+# ---- Router ----
+
 
 T = TypeVar("T")
 Activation = Callable[[jax.Array, jax.Array], jax.Array]  # outputs of the gate and the up matrix -> inputs of down
@@ -138,7 +330,7 @@ def expert_mlp(
         activation: The function between the matrices.
         biases: The biases of gate, up and down, [X, M], [X, M] and [X, E], or None.
     """
-    arrays, structure = jax.tree.flatten((cast(weights, x_BSE.dtype), cast(biases, x_BSE.dtype)))
+    arrays, structure = jax.tree.flatten((cast(weights, x_BSE.dtype), cast(biases or (None, None, None), x_BSE.dtype)))
     lettered = (tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), () if biases is None else ("XM", "XM", "XE"))
     axes = jax.tree.leaves(lettered, is_leaf=lambda one: isinstance(one, str))
     sizes = sharding.ambient_sizes()
@@ -152,14 +344,12 @@ def expert_mlp(
         raise ValueError(f"{experts} experts do not divide over mesh.expert={ways}")
 
     def products(x_PE: jax.Array, factors_P: jax.Array, matrices: Any, sizes_X: jax.Array) -> jax.Array:
-        (gate, up, down), own_biases = matrices
-        plus: list[Callable[..., jax.Array]] = [no_bias] * 3
-        if own_biases is not None:
-            members_PX = members(sizes_X, x_PE)
-            plus = [partial(plus_bias, members_PX, bias_XO) for bias_XO in own_biases]
-        hidden_PM = activation(plus[0](grouped(x_PE, gate, sizes_X)), plus[1](grouped(x_PE, up, sizes_X)))
+        (gate, up, down), (gate_bias, up_bias, down_bias) = matrices
+        members_PX = None if gate_bias is None else members(sizes_X, x_PE)
+        gate_PM = plus_bias(members_PX, gate_bias, grouped(x_PE, gate, sizes_X))
+        hidden_PM = activation(gate_PM, plus_bias(members_PX, up_bias, grouped(x_PE, up, sizes_X)))
         hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
-        return plus[2](grouped(hidden_PM, down, sizes_X), factors_P)
+        return plus_bias(members_PX, down_bias, grouped(hidden_PM, down, sizes_X), factors_P)
 
     def own(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
         top = ids.shape[-1]
@@ -190,7 +380,7 @@ def expert_mlp(
     def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
         whole = [_gathered(part, spec, adds) for part, spec in zip(parts, stored, strict=True)]
         matrices = jax.tree.unflatten(structure, whole)
-        if adds and matrices[1] is not None:  # the devices of tp add their outputs, so only one of them has the bias
+        if adds and biases is not None:  # the devices of tp add their outputs, so only one of them has the bias
             gate, up, down = matrices[1]
             is_first = jax.lax.axis_index("tp") == 0
             matrices = (matrices[0], (gate, up, jnp.where(is_first, down, jnp.zeros_like(down))))
@@ -217,20 +407,18 @@ def members(sizes_X: jax.Array, x_PE: jax.Array) -> jax.Array:
 
 
 def plus_bias(
-    members_PX: jax.Array, bias_XO: jax.Array, y_PO: jax.Array, factors_P: jax.Array | None = None
+    members_PX: jax.Array | None, bias_XO: jax.Array | None, y_PO: jax.Array, factors_P: jax.Array | None = None
 ) -> jax.Array:
     """Return the outputs with the bias of the expert of each row, multiplied by the row's factor if there is one.
 
-    The bias of a row is a product with `members_PX`, because a scatter of its gradient would be slow on a TPU.
+    The bias of a row is a product with `members_PX`, because a scatter of its gradient would be slow on a TPU. Both are
+    None for experts without biases.
     """
+    if members_PX is None or bias_XO is None:
+        return y_PO
     if factors_P is not None:
         members_PX = (members_PX.astype(jnp.float32) * factors_P[:, None]).astype(y_PO.dtype)
     return y_PO + members_PX @ bias_XO
-
-
-def no_bias(y_PO: jax.Array, factors_P: jax.Array | None = None) -> jax.Array:
-    """Return the outputs of experts without biases."""
-    return y_PO
 
 
 def by_expert(ids_P: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -250,21 +438,6 @@ def dispatched(top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Arr
     return x_NE[order_P // top]
 
 
-def _dispatched_forward(
-    top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return dispatched(top, x_NE, order_P, inverse_P), (order_P, inverse_P)
-
-
-def _dispatched_backward(
-    top: int, orders: tuple[jax.Array, jax.Array], gradient_PE: jax.Array
-) -> tuple[jax.Array, None, None]:
-    return combined(top, gradient_PE, *orders), None, None
-
-
-dispatched.defvjp(_dispatched_forward, _dispatched_backward)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def combined(top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
     """Return the sum of the rows of each token's pairs, [N, E]. The gradient is a gather."""
@@ -272,19 +445,14 @@ def combined(top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
     return jnp.sum(rows_NKE, axis=1, dtype=jnp.float32).astype(y_PE.dtype)
 
 
-def _combined_forward(
-    top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return combined(top, y_PE, order_P, inverse_P), (order_P, inverse_P)
-
-
-def _combined_backward(
-    top: int, orders: tuple[jax.Array, jax.Array], gradient_NE: jax.Array
-) -> tuple[jax.Array, None, None]:
-    return dispatched(top, gradient_NE, *orders), None, None
-
-
-combined.defvjp(_combined_forward, _combined_backward)
+dispatched.defvjp(
+    lambda top, x_NE, order_P, inverse_P: (dispatched(top, x_NE, order_P, inverse_P), (order_P, inverse_P)),
+    lambda top, orders, gradient_PE: (combined(top, gradient_PE, *orders), None, None),
+)
+combined.defvjp(
+    lambda top, y_PE, order_P, inverse_P: (combined(top, y_PE, order_P, inverse_P), (order_P, inverse_P)),
+    lambda top, orders, gradient_NE: (dispatched(top, gradient_NE, *orders), None, None),
+)
 
 
 @jax.custom_vjp
@@ -293,15 +461,10 @@ def permuted(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Ar
     return x_P[order_P]
 
 
-def _permuted_forward(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return permuted(x_P, order_P, inverse_P), inverse_P
-
-
-def _permuted_backward(inverse_P: jax.Array, gradient_P: jax.Array) -> tuple[jax.Array, None, None]:
-    return gradient_P[inverse_P], None, None
-
-
-permuted.defvjp(_permuted_forward, _permuted_backward)
+permuted.defvjp(
+    lambda x_P, order_P, inverse_P: (permuted(x_P, order_P, inverse_P), inverse_P),
+    lambda inverse_P, gradient_P: (gradient_P[inverse_P], None, None),
+)
 
 
 def _gathered(part: jax.Array, spec: PartitionSpec, keeps_tp: bool) -> jax.Array:

@@ -13,14 +13,80 @@ for a weight right before it is used in a contraction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from forerun.nn.slice_gradients import summing_layers
+# ---- Gradients of layers that are summed over the slices inside the backward pass ----
+# The sum of a layer's gradient does not depend on the layers before it. The TPU compiler moves it into the next
+# iteration of the loop over the layers, so the network between slices works while the core computes the next gradient.
+
+SliceSum = Callable[[jax.Array], jax.Array]
+
+
+@dataclass
+class LayerSums:
+    """How the gradients of layers are summed while a function is traced.
+
+    Attributes:
+      over: returns the sum of an array over the slices.
+      used: whether the model has passed its layers to `with_summed_gradient`.
+    """
+
+    over: SliceSum
+    used: bool = False
+
+
+_CURRENT: ContextVar[LayerSums | None] = ContextVar("layer_sums", default=None)
+
+
+@contextmanager
+def summing_layers(over: SliceSum) -> Iterator[LayerSums]:
+    """SliceSum the gradients of layers by `over` in all functions that are traced inside the block."""
+    sums = LayerSums(over)
+    token = _CURRENT.set(sums)
+    try:
+        yield sums
+    finally:
+        _CURRENT.reset(token)
+
+
+def with_summed_gradient(weights: Any) -> Any:
+    """Return the weights of one layer. Inside `summing_layers`, their gradient is summed over the slices.
+
+    A model calls it at the start of each of its layers, with all weights of the layer and nothing else.
+    """
+    sums = _CURRENT.get()
+    if sums is None:
+        return weights
+    sums.used = True
+    return _summed(sums.over, weights)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(over: SliceSum, weights: Any) -> Any:
+    return weights
+
+
+def _summed_forward(over: SliceSum, weights: Any) -> tuple[Any, None]:
+    return weights, None
+
+
+def _summed_backward(over: SliceSum, _: None, gradient: Any) -> tuple[Any]:
+    return (jax.tree.map(over, gradient),)
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
+
+
+# ---- Tables of rules ----
+
 
 AXES = ("data", "fsdp", "tp")  # of every mesh; a mesh may also have the axes EXPERT and CONTEXT
 CONTEXT = "context"
@@ -219,7 +285,7 @@ def summed_over_slices(
         dtypes: The dtype to which arrays with dimensions are rounded, and the dtype in which they cross the network.
             None keeps their own.
         of_layers: Returns whether the result with a key path is the gradient of a layer. These are summed in the
-            backward pass already, if the model can (`nn/slice_gradients.py`). None sums all results at the end.
+            backward pass already, if the model can (`nn/sharding.py`). None sums all results at the end.
     """
     if ambient_sizes().get(SLICE, 1) == 1:
         return function(*arguments)

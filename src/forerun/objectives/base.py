@@ -6,15 +6,18 @@ A custom objective defines `__call__` and inherits the other members of `Objecti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from forerun.config.methods.objective import CustomObjective
+from forerun.errors import UserError
 from forerun.models.base import Model, Readout
+from forerun.models.plugin import Plugin, create_plugin
 from forerun.nn.compute import Compute
-from forerun.nn.spec import Tree
+from forerun.nn.spec import Tree, map_specs
 from forerun.objectives.batch import Batch
 
 LOSS = "loss"
@@ -115,3 +118,57 @@ class Plain:
 
     def flops_per_token(self, model: Model, sequence: int) -> float:
         return model.flops_per_token(sequence)
+
+
+T = TypeVar("T")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WithCompanion(Generic[T]):
+    """The parameters of the trained model and of its companion. `T` is a tree of specs, shapes, shardings or arrays."""
+
+    own: T
+    companion: T
+
+
+def at_rest(specs: Tree, dtype: object) -> Tree:
+    """Return the specs of a companion in `dtype`, without gradients and optimizer moments, and not saved."""
+    return map_specs(lambda s: replace(s, dtype=dtype, trainable=False, saved=False), specs)
+
+
+# ---- Custom objectives: instances of the class that the job's objective section names ----
+
+
+# Methods that a custom objective must not override: the state and the batches of a run must not depend on a class that
+# may be missing later.
+FIXED = ("specs", "start", "own", "extras")
+PLUGIN = Plugin(
+    "objective",
+    "objective.options",
+    "chunk is added by forerun",
+    needs=("__call__", "unit", "flops_per_token", *FIXED),
+    protocol="forerun.objectives.base.Objective",
+)
+
+
+def custom_objective(section: CustomObjective, chunk: int) -> Objective:
+    """Return an instance of the class that the job names as `module.path:Class`.
+
+    Args:
+      section: the objective section of the job.
+      chunk: number of positions whose logits exist at one time. It is passed to the class, with the job's options.
+
+    Raises:
+      UserError: the class cannot be used, or it overrides one of the FIXED methods of `Plain`.
+    """
+    objective: Objective = create_plugin(section.name, {"chunk": chunk, **section.options}, PLUGIN)
+    changed = [name for name in FIXED if getattr(type(objective), name, None) is not getattr(Plain, name)]
+    if changed:
+        raise UserError(
+            "E-METHOD-004",
+            f"objective {section.name!r}: its {changed[0]} is not that of Plain",
+            why="a custom objective uses only the model's parameters and the five arrays of a batch",
+            fix="derive it from forerun.objectives.base.Plain; define __call__, and optionally unit, flops_per_token",
+        )
+    return objective

@@ -18,11 +18,9 @@ from forerun.models.base import Model
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
 from forerun.nn.weights.lowrank import bare
-from forerun.objectives.base import Plain, Sums
-from forerun.objectives.batch import Batch
-from forerun.objectives.companion import WithCompanion, at_rest
+from forerun.objectives.base import Plain, Sums, WithCompanion, at_rest
+from forerun.objectives.batch import PAIRS, REFERENCE, Batch, max_pairs
 from forerun.objectives.cross_entropy import token_nats
-from forerun.objectives.pairs import PAIRS, REFERENCE, max_pairs
 
 ACCURACY = "rewards/accuracies"  # share of pairs with a positive margin
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.pages.chart_ticks import Ticks, decade_ticks, round_ticks, time_ticks, value_text
-from forerun.pages.downsample import Point, downsample
+from forerun.pages.svg import Point, downsample
 
 UNITS = 100_000  # the size of the drawing in its own units; integers keep the markup short
 LOG_RATIO = 50  # an axis is logarithmic by default if its largest value is this many times its smallest

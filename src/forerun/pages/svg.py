@@ -18,6 +18,9 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 20, 30, 46  # margins of a plot
 CHARACTER_WIDTH, LINE_HEIGHT, DOT = 7.2, 15, 7
 BAR_TOP, BAR_HEIGHT = 3, 18
 
+MAX_POINTS = 1000  # of a curve
+
+Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -223,3 +226,43 @@ def _text_box(text: str, anchor: str, x: float, y: float) -> Box:
 
 def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def downsample(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
+    """Return at most `most` of the points, in their order.
+
+    The first and the last point stay. The others are divided into buckets of equal size, and each bucket keeps its
+    lowest and its highest point. A spike of one step therefore stays visible.
+
+    Args:
+      points: (x, y) in order of x.
+      most: the number of points to keep, 4 or more.
+    """
+    if len(points) <= most:
+        return list(points)
+    inner = points[1:-1]
+    buckets = (most - 2) // 2
+    kept = [points[0]]
+    for number in range(buckets):
+        begin, end = number * len(inner) // buckets, (number + 1) * len(inner) // buckets
+        places = range(begin, end)
+        low, high = min(places, key=lambda at: inner[at][1]), max(places, key=lambda at: inner[at][1])
+        kept += [inner[at] for at in sorted({low, high})]
+    return [*kept, points[-1]]
+
+
+def loss_curve(losses: Sequence[Point], validation: Sequence[Point] = ()) -> Plot:
+    """Return the chart of (step, loss) points, with the validation losses as dots."""
+    line = downsample([(step, loss) for step, loss in losses if math.isfinite(loss)])
+    shown = [loss for _, loss in (*line, *validation)]
+    low, high = min(shown), max(shown)
+    space = max(0.08 * (high - low), 1e-3)
+    first, last = line[0][0], max(line[-1][0], line[0][0] + 1)
+    plot = Plot((680, 260), Scale(first, last), Scale(low - space, high + space), "loss by step")
+    steps = sorted({first, round((first + last) / 2), last})
+    plot.x_axis({step: f"{step:,}" for step in steps}, "step")
+    plot.y_axis({value: f"{value:.3g}" for value in (low, (low + high) / 2, high)}, "loss")
+    plot.line(line, "front")
+    for step, loss in validation:
+        plot.point(step, loss, "c2", f"validation, step {step:,}: {loss:.4f}")
+    return plot

@@ -21,11 +21,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.methods.eight_bit_methods import eight_bit_weights
 from forerun.methods.method import MODEL, Method, method_of, model_specs
-from forerun.methods.parameter_groups import group_numbers
-from forerun.methods.parameter_layouts import layouts_of
-from forerun.methods.slice_methods import require_slices
+from forerun.methods.optimizer_parameters import group_numbers, layouts_of
+from forerun.methods.requirements import eight_bit_weights, require_slices
 from forerun.models.base import Model
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute

@@ -16,11 +16,10 @@ import optax
 from forerun.config.optimizer import ADAFACTOR, ADAMW, ADAMW8BIT, LION, MUON
 from forerun.config.schema import Optimizer
 from forerun.errors import UserError
-from forerun.methods.parameter_layouts import ParamLayout
+from forerun.methods.optimizer_parameters import ParamLayout
 from forerun.models.plugin import Plugin, create_plugin
 from forerun.nn.spec import Tree
-from forerun.program import eight_bit_moments
-from forerun.program.moments import AdafactorRule, AdamRule, MomentRule, MuonRule, by_parameter
+from forerun.program.moments import AdafactorRule, AdamRule, MomentRule, MuonRule, by_parameter, eight_bit_rule
 from forerun.program.schedule import GroupRates, Schedule, rate_at
 
 PLUGIN = Plugin(
@@ -86,7 +85,7 @@ def _direction(o: Optimizer, layouts: Tree, dtype: Any) -> optax.GradientTransfo
     assert o.eps is not None
     adam = AdamRule(o.b1, o.b2, o.eps)
     if o.name == ADAMW8BIT:
-        return by_parameter(partial(eight_bit_moments.rule_of, adam), layouts)
+        return by_parameter(partial(eight_bit_rule, adam), layouts)
     assert o.name == MUON
     muon = o.muon
     assert muon is not None

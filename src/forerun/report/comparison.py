@@ -12,7 +12,7 @@ from forerun.errors import UserError
 from forerun.pages.line_chart import Curve, LineChart, line_chart
 from forerun.pages.render import render
 from forerun.report.job_differences import differing_keys
-from forerun.report.run_charts import METRICS
+from forerun.report.page import METRICS
 from forerun.report.run_facts import RunFacts, run_facts
 from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord

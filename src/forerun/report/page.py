@@ -1,26 +1,48 @@
-"""A run as an HTML page: the values for the template `run_report.html.jinja`."""
+"""A run as an HTML page: its charts, and the other values for the template `run_report.html.jinja`.
+
+`write_report` writes it as `report.html` to the folder of a run that ends or stops.
+"""
 
 from __future__ import annotations
 
 import datetime
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forerun.config.load import dump
+from forerun.config.schema import Job
+from forerun.files import atomic_write
 from forerun.pages.chart_ticks import time_text
+from forerun.pages.line_chart import Curve, LineChart, Mark, line_chart
 from forerun.pages.render import render
 from forerun.pages.svg import Segment, stacked_bar
 from forerun.report.job_differences import differences_from_defaults
-from forerun.report.run_charts import loss_chart, metric_charts, timeline
-from forerun.report.run_facts import RunFacts, StepCost, run_facts
+from forerun.report.run_facts import RunFacts, StepCost, run_facts, start_seconds
 from forerun.report.run_files import Row
-from forerun.report.run_record import RunRecord
+from forerun.report.run_record import RunRecord, record_of
+from forerun.reporter import Reporter
+from forerun.run_folder.run_folder import RunFolder
 from forerun.safe_text import redact
-from forerun.units import Bytes, Count, Seconds, Usd
+from forerun.units import MIB, Bytes, Count, Seconds, Usd
 from forerun.version import __version__
 
 MAX_SAMPLES, MAX_ROWS = 20, 100  # steps with samples, and rows of a table, that a page shows
 MAX_TEXT = 2000  # characters of a sample
+FILE = "report.html"
+# A run that is asked to stop may have only seconds left. Above this size, its metrics take longer than one to read.
+MAX_STOPPED_BYTES = 16 * MIB
+# key of the metrics, title, format, and whether the axis starts at 0
+METRICS = (
+    ("lr", "Learning rate", "number", True),
+    ("grad_norm", "Gradient norm", "number", False),
+    ("tokens_per_second", "Tokens per second", "rate", True),
+    ("step_seconds", "Step time", "seconds", True),
+    ("mfu", "MFU", "percent", True),
+    ("wait_share", "Data wait, share of the time", "percent", True),
+    ("hbm_bytes", "Device memory", "bytes", True),
+    ("goodput", "Goodput so far", "percent", True),
+)
 STATUS_CSS = {"finished": "good", "running": "accent"}
 # names and colours of the categories of wall time, in the order of the bar
 TIME_NAMES = {
@@ -80,6 +102,23 @@ def page(record: RunRecord, facts: RunFacts | None = None, *, live_script: str =
         live_script=live_script,
         written=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
+
+
+def write_report(folder: RunFolder, job: Job, reporter: Reporter, *, stopped: bool = False) -> None:
+    """Write the page of a run to its folder. A failure is only reported to `reporter`: the run itself is complete.
+
+    Args:
+      folder: the folder of the run.
+      job: the job of the run.
+      reporter: receives the reason if the page cannot be written.
+      stopped: whether the run was asked to stop. The page of a long run is then not written.
+    """
+    try:
+        if stopped and folder.metrics.stat().st_size > MAX_STOPPED_BYTES:
+            return
+        atomic_write(folder.path / FILE, page(record_of(str(folder.path), folder, job)))
+    except Exception as error:  # a page must never fail a run that trained for days
+        reporter.warn(f"{folder.path / FILE} was not written: {type(error).__name__}: {error}")
 
 
 def subtitle(record: RunRecord) -> str:
@@ -240,8 +279,6 @@ def _exports(record: RunRecord) -> list[Row]:
 
 
 def _hosts(record: RunRecord) -> list[Row]:
-    hosts = record.hosts.get("hosts")
-    found = [one for one in hosts if isinstance(one, dict)] if isinstance(hosts, Sequence) else []
     return [
         {
             "host": one.get("name"),
@@ -250,7 +287,7 @@ def _hosts(record: RunRecord) -> list[Row]:
             "memory": str(Bytes(one["memory_bytes"])) if one.get("memory_bytes") else None,
             "last sign": time_text(one["age_seconds"]) if one.get("age_seconds") is not None else None,
         }
-        for one in found
+        for one in record.hosts.get("hosts") or ()
     ]
 
 
@@ -267,3 +304,58 @@ def _loss(value: float | None) -> str:
 def _cut(text: object) -> str:
     words = str(text or "")
     return words if len(words) <= MAX_TEXT else words[:MAX_TEXT] + " …"
+
+
+# ---- Charts ----
+
+
+def loss_chart(record: RunRecord, facts: RunFacts) -> LineChart | None:
+    """Return the loss and the validation loss by step."""
+    losses, validation = record.points("loss"), record.points("validation_loss")
+    curves = [Curve("loss", losses), Curve("validation", validation, "c2", dots=len(validation) < 100)]
+    # A loss that diverges must not flatten the rest of the curve.
+    top = 2 * losses[0][1] if losses and losses[0][1] > 0 else None
+    return line_chart("Loss", curves, marks=step_marks(record, facts), top=top, log=False, tall=True)
+
+
+def metric_charts(record: RunRecord, facts: RunFacts) -> list[LineChart]:
+    """Return the charts of all other metrics that the run has recorded."""
+    marks = step_marks(record, facts)
+    found = []
+    for key, title, kind, from_zero in METRICS:
+        curves = [Curve(title, record.points(key))]
+        if key == "hbm_bytes":
+            curves = [Curve("in use", record.points(key)), Curve("peak", record.points("hbm_peak_bytes"), "c2")]
+        found.append(line_chart(title, curves, kind=kind, from_zero=from_zero, marks=marks))
+    return [chart for chart in found if chart is not None]
+
+
+def step_marks(record: RunRecord, facts: RunFacts) -> list[Mark]:
+    """Return the restarts and the skipped steps on the axis of steps."""
+    restarts = [Mark(step, "restart", f"resumed at step {step:,}") for step, _ in facts.restarts]
+    skips = [Mark(step, "skip", f"skipped step {step:,}: {why}") for step, why in sorted(record.skips.items())]
+    return [*restarts, *skips]
+
+
+def timeline(record: RunRecord, facts: RunFacts) -> LineChart | None:
+    """Return the steps over the wall time, with restarts and skipped steps. None if the run has one record only."""
+    start = start_seconds(record)
+    rows = [row for row in record.metrics if isinstance(row.get("unix_seconds"), int | float)]
+    if start is None or len(rows) < 2:
+        return None
+    points = [(row["unix_seconds"] - start, row["step"]) for row in rows]
+    if points[0][0] > 0:
+        points.insert(0, (0.0, 0))  # the time before the first step
+    steps = [step for _, step in points]
+
+    def reached(step: int) -> float:
+        return points[min(bisect_left(steps, step), len(points) - 1)][0]
+
+    marks = []
+    for step, seconds in facts.restarts:
+        # Runs of older versions did not record when they were resumed: the next step is the nearest time.
+        marks.append(Mark(reached(step + 1) if seconds is None else seconds, "restart", f"resumed at step {step:,}"))
+    for step, why in sorted(record.skips.items()):
+        seconds = reached(step)
+        marks.append(Mark(seconds, "skip", f"skipped step {step:,}: {why}"))
+    return line_chart("Step", [Curve("step", points)], kind="step", x_kind="time", marks=marks, from_zero=True)

@@ -104,7 +104,7 @@ def run_facts(record: RunRecord, now: float | None = None) -> RunFacts:
         step=record.step,
         steps=record.job.steps,
         first_loss=losses[0][1] if losses else None,
-        final_loss=losses[-1][1] if losses else None,
+        final_loss=record.newest("loss"),
         best_validation=min(validation, key=lambda point: point[1]) if validation else None,
         wall_seconds=wall_seconds,
         seconds=seconds,
@@ -151,10 +151,7 @@ def _wall_time(record: RunRecord) -> tuple[float | None, Mapping[str, float] | N
 
 def _latest(record: RunRecord, key: str) -> float | None:
     value = record.summary.get(key) if record.is_finished else None
-    if value is None:
-        points = record.points(key)
-        value = points[-1][1] if points else None
-    return None if value is None else float(value)
+    return record.newest(key) if value is None else float(value)
 
 
 def _data_reads(record: RunRecord) -> dict[str, int]:

@@ -64,6 +64,11 @@ class RunRecord:
         """Return (step, value) for each logged step that has a finite number for `key`."""
         return [(row["step"], row[key]) for row in self.metrics if type(row.get(key)) in (int, float)]
 
+    def newest(self, key: str) -> float | None:
+        """Return the last logged number for `key`, or None if no step has one."""
+        points = self.points(key)
+        return float(points[-1][1]) if points else None
+
     @property
     def samples(self) -> list[tuple[int, list[Row]]]:
         """The samples during training: (step, its prompts and texts)."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from forerun.pages.chart_ticks import value_text
 from forerun.report.comparison import Comparison, answer
 from forerun.report.job_differences import differences_from_defaults
-from forerun.report.page import TIME_NAMES, environment, figures, price_note, share_texts, subtitle
-from forerun.report.run_charts import METRICS
+from forerun.report.page import METRICS, TIME_NAMES, environment, figures, price_note, share_texts, subtitle
 from forerun.report.run_facts import RunFacts
 from forerun.report.run_record import RunRecord
 from forerun.track.display.sparkline import blocks_for, sparkline

@@ -9,8 +9,7 @@ from forerun.data.corpus import Corpus
 from forerun.data.teacher_cache import CachedTeacherRows, Identity, Layout, differences, read_manifest, require_complete
 from forerun.errors import UserError
 from forerun.models.model_facts import ModelFacts
-from forerun.objectives.distil import ids_dtype
-from forerun.objectives.soft import IDS, TAIL, VALUES
+from forerun.objectives.distil import IDS, TAIL, VALUES, ids_dtype
 from forerun.resolve.resolved_job import ResolvedJob
 
 

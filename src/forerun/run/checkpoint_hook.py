@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.checkpoint.parts import Attach
-from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.store import CheckpointStore
+from forerun.checkpoint.store import CheckpointStore, Retention
 from forerun.data.order.ledger import Ledger
 from forerun.program.build import Program
 from forerun.program.state import State
@@ -21,8 +20,7 @@ from forerun.run.replicas import ReplicaCheck
 from forerun.run.save_schedule import SaveSchedule
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
-from forerun.run_folder.saved_files import record_of
-from forerun.run_folder.stored_files import StoredFiles
+from forerun.run_folder.stored_files import StoredFiles, record_of
 from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes

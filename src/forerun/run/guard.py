@@ -23,7 +23,7 @@ from forerun.program.state import Metrics
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
-from forerun.run_folder.saved_files import SavedFiles
+from forerun.run_folder.stored_files import SavedFiles
 from forerun.track.skips import SkipFile
 
 A_SPIKE = "a spike"

@@ -39,8 +39,7 @@ from forerun.run.summary import summary_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.run_folder import RunFolder
-from forerun.run_folder.saved_files import LEDGER, METRICS, SavedFiles
-from forerun.run_folder.stored_files import StoredFiles, read_summary, store_summary
+from forerun.run_folder.stored_files import LEDGER, METRICS, SavedFiles, StoredFiles, read_summary, store_summary
 from forerun.supervise.worker import Worker
 from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog, write_summary

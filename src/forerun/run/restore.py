@@ -14,7 +14,7 @@ from forerun.run.prepared_run import PreparedRun, ResumePoint
 from forerun.run.profiling.profile_hook import still_ahead
 from forerun.run.run_devices import local_devices, peak_flops
 from forerun.run.throughput import Throughput
-from forerun.run_folder.saved_files import saved_files
+from forerun.run_folder.stored_files import saved_files
 from forerun.trained_model.base_weights import base_of, has_unsaved_weights, read_file_weights, require_same_base
 
 

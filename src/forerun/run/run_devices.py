@@ -11,9 +11,9 @@ from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice, choose
 from forerun.hardware.slices import slice_count
-from forerun.methods.eight_bit_methods import eight_bit_note
-from forerun.methods.kept import rounding_messages
 from forerun.methods.method import parameter_count, trainable_count
+from forerun.methods.qat import rounding_messages
+from forerun.methods.requirements import eight_bit_note
 from forerun.program.build import Program, program_of
 from forerun.program.kernels import compute_capability, job_attention
 from forerun.reporter import SILENT, Reporter

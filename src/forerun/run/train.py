@@ -8,9 +8,9 @@ from typing import Any
 
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.program.state import State
-from forerun.report.report_file import write_report
+from forerun.report.page import write_report
 from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.teacher_targets import with_teacher_targets

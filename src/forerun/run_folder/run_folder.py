@@ -135,7 +135,7 @@ def rename_existing_run(job: Job) -> None:
             fix="give this run another name (name=...), or move them first",
         )
     if folder.path.exists():
-        folder.path.rename(_free_name(folder.path))
+        folder.path.rename(free_name(folder.path, "old"))
 
 
 def copy_template(job: Job, folder: RunFolder, *, begun: bool) -> None:
@@ -264,8 +264,9 @@ def _has_records(checkpoints: str) -> bool:
     return bool(Log(folder_at(checkpoints)).records())
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path, word: str) -> Path:
+    """Return a path beside `path` that does not exist, such as `name.old-1` for the word `old`."""
     number = 1
-    while (other := path.with_name(f"{path.name}.old-{number}")).exists():
+    while (other := path.with_name(f"{path.name}.{word}-{number}")).exists():
         number += 1
     return other

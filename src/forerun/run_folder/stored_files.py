@@ -1,4 +1,7 @@
-"""Copies of the files of a run with checkpoints that are outside of the run's folder.
+"""What checkpoints record about the files of a run, and copies of these files with checkpoints in other places.
+
+A resumed run compares its files with the records of its checkpoints (`SavedFiles`). Checkpoints outside of the run's
+folder are stored with copies (`StoredFiles`).
 
 A machine that has only the checkpoints can then resume the run with all its records. Each checkpoint names the parts of
 the metrics, ledger and events up to its step (`forerun.checkpoint.parts`), and their digest (`forerun.journal.Seal`).
@@ -11,27 +14,74 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.checkpoint.log import Commit, Log
 from forerun.checkpoint.parts import FOLDER, Attach, FilePart, Recorded, read_parts, recorded_parts, write_parts
 from forerun.checkpoint.store import CheckpointStore
+from forerun.config.schema import Job
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write, atomic_writer
 from forerun.journal import Journal, Seal, Snapshot, matching_seals
 from forerun.reporter import Reporter
-from forerun.run_folder.run_folder import (
-    RunFolder,
-)
-from forerun.run_folder.saved_files import EVENTS, LEDGER, METRICS, TRACKED, SavedFiles
+from forerun.run_folder.run_folder import RunFolder, free_name
+from forerun.safe_text import redacted_tree
 from forerun.storage.folder import Folder, create_once
 from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import RetrySchedule
 from forerun.track.event_log import EventLog
 
+# Keys of a checkpoint's record.
+METRICS, LEDGER, EVENTS, SKIPS, JOB, TRACKED = "metrics", "ledger", "events", "skips", "job", "tracked"
+
 _SUMMARY = re.compile(r"summary-(\d+)\.json")
 _LOST = (OSError, ValueError, TypeError)  # raised for files that are missing, truncated or damaged
+
+
+@dataclass(frozen=True)
+class SavedFiles:
+    """The records of the checkpoints up to the step that the run resumes from.
+
+    Args:
+      step: the step of the last of these checkpoints, or 0 for a new run.
+      identity: the run's identity, from the log of its checkpoints.
+      records: one per checkpoint, by ascending step.
+    """
+
+    step: int
+    identity: str
+    records: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def skips(self) -> dict[int, str]:
+        """The skipped steps up to `step` with their reasons."""
+        return {step: why for step, why in self.records[-1][SKIPS]} if self.records else {}
+
+    def seals(self, name: str) -> list[Seal]:
+        """Return the seals of a journal in the records. The list is empty if the newest checkpoint has none."""
+        if not self.records or not self.records[-1].get(name):
+            return []
+        return [Seal(**record[name]) for record in self.records if record.get(name)]
+
+
+def saved_files(store: CheckpointStore, step: int) -> SavedFiles:
+    """Return the records of the checkpoints up to `step`."""
+    commits = sorted((c for c in store.reader.commits() if c.step <= step), key=lambda commit: commit.step)
+    return SavedFiles(step, store.reader.identity(), tuple(commit.record for commit in commits))
+
+
+def record_of(
+    job: Job, step: int, skips: Mapping[int, str], metrics: Journal | None, ledger: Journal | None
+) -> dict[str, Any]:
+    """Return what the checkpoint of `step` records about the run's files. Flushes the journals to the disk."""
+    journals = {METRICS: metrics, LEDGER: ledger}
+    seals = {name: vars(journal.seal(step)) for name, journal in journals.items() if journal is not None}
+    # An earlier process may have skipped later steps before it was killed. They are not part of this checkpoint's
+    # state, so only the file of skipped steps contains them.
+    skipped = [[number, why] for number, why in sorted(skips.items()) if number <= step]
+    return {JOB: redacted_tree(job.model_dump(mode="json")), SKIPS: skipped, **seals}
 
 
 class StoredFiles:
@@ -191,7 +241,7 @@ def _write_journal(place: Folder, parts: list[FilePart], seal: Seal, path: Path,
         if (size, digest.hexdigest()) != (seal.bytes, seal.sha256):
             raise ValueError("its digest differs from what the checkpoint recorded")
         if path.exists() and not _begins_with(restored, path):
-            aside = _free_name(path)
+            aside = free_name(path, "replaced")
             path.rename(aside)
             reporter.warn(
                 f"{path}: it differs from the checkpoint's record of step {seal.step}, and was renamed to {aside.name}"
@@ -220,7 +270,7 @@ def _restore_summary(place: Folder, commit: Commit, folder: RunFolder, reporter:
     if folder.summary.exists():
         if folder.summary.read_bytes() == content:
             return None
-        aside = _free_name(folder.summary)
+        aside = free_name(folder.summary, "replaced")
         folder.summary.rename(aside)
         reporter.warn(
             f"{folder.summary}: it differs from the copy with the run's checkpoints, and was renamed to {aside.name}"
@@ -252,10 +302,3 @@ def _parts_of(record: Mapping[str, Any], name: str) -> list[FilePart]:
         return recorded_parts(record, name)
     except _LOST:
         return []
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while (other := path.with_name(f"{path.name}.replaced-{number}")).exists():
-        number += 1
-    return other

@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from forerun.checkpoint.weights import newest_step, restore_weights
+from forerun.checkpoint.reader import Reader, newest_step
 from forerun.config import schema
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.snapshot import Snapshot
-from forerun.methods.kept import adapter_inside
 from forerun.methods.method import MODEL, method_of, model_specs, run_specs
+from forerun.methods.qat import adapter_inside
 from forerun.models.base import Model
 from forerun.models.families.wrapper import text_of
 from forerun.models.model_facts import ModelFacts
+from forerun.models.quantization_config import RECORD
 from forerun.models.registry import model_for
-from forerun.models.rounding import RECORD
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
@@ -227,12 +227,12 @@ def saved_params(folder: RunFolder, step: int, resolved: ResolvedJob, mesh: Mesh
     If the run has a moving average of the weights, it replaces them.
     """
     job, specs = resolved.job, run_specs(resolved)
-    checkpoints = folder.checkpoints(job)
+    reader = Reader(folder.checkpoints(job))
     like = abstract_params(specs, mesh)
-    params = restore_weights(checkpoints, step, spec.split(like, spec.map_specs(lambda s: s.saved, specs))[0])
+    params = reader.restore(step, spec.split(like, spec.map_specs(lambda s: s.saved, specs))[0], part="params")
     if job.optimizer.ema is not None:
         learning = spec.split(like, spec.map_specs(lambda s: s.trainable, specs))[0]
-        params = spec.merge(restore_weights(checkpoints, step, learning, part="average"), params)
+        params = spec.merge(reader.restore(step, learning, part="average"), params)
     return method_of(resolved, chunk=1).objective.own(params)
 
 

@@ -22,6 +22,7 @@ from forerun.weights_io.adapter import (
     CONFIG,
     TENSORS,
     AdapterArrays,
+    Slot,
     adapters_of,
     config_json,
     differences,
@@ -29,9 +30,9 @@ from forerun.weights_io.adapter import (
     new_rows_of,
     rows_config,
     rows_to_peft,
+    slots_of,
     to_peft,
 )
-from forerun.weights_io.adapter_slots import Slot, slots_of
 from forerun.weights_io.shards import write_file
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forerun.cloud.view.run_rows import CloudRow
+if TYPE_CHECKING:
+    from forerun.cloud.view.run_rows import CloudRow
 
 
 def cloud_resources(project: str | None = None) -> tuple[CloudRow, ...]:
@@ -15,7 +17,7 @@ def cloud_resources(project: str | None = None) -> tuple[CloudRow, ...]:
     It is the list of `forerun ps`. Nothing is changed. `fr.Table(dataclasses.asdict(row) for row in rows)` is a table.
 
     Args:
-      project: the Google Cloud project; None: that of the environment or of your login.
+      project: Google Cloud project (default: that of the environment or of your login)
 
     Raises:
       UserError: An API cannot be asked, so that the list would be incomplete.
@@ -35,9 +37,9 @@ def fetch_run(name: str, to: str | os.PathLike[str] | None = None, project: str 
     """Download the results of a finished cloud run, compare their checksums, and return their folder.
 
     Args:
-      name: the name of the run, or the address of its bucket folder, such as `gs://bucket/runs/quickstart`.
-      to: the folder to write; None: `runs/NAME`.
-      project: the Google Cloud project; None: that of the environment or of your login.
+      name: name of the run, or the address of its bucket folder, such as gs://bucket/runs/a
+      to: folder to write (default: runs/NAME)
+      project: Google Cloud project (default: that of the environment or of your login)
 
     Raises:
       UserError: There is no such run, it has not finished, or a file exists with other content.

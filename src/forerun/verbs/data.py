@@ -9,28 +9,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forerun.config.schema import Job
-from forerun.console import SafeConsole
-from forerun.data.corpus import Corpus, recipe_of, tokenize
-from forerun.data.inspect.corpus_report import CorpusReport
-from forerun.data.inspect.open_corpus import report_of
-from forerun.data.inspect.page import page
-from forerun.data.inspect.terminal import print_report
-from forerun.data.order.batches import Batches
-from forerun.data.order.ledger import drawn
-from forerun.data.source.sources import open_source
-from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.store import check
-from forerun.data.tokens.worker_pool import Pool, StartEngine
 from forerun.errors import UserError
 from forerun.files import write_output
 from forerun.reporter import LineReporter, Phase
-from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
-from forerun.resolve.resolve_model import resolve_model
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.track.display.make_display import make_display
 from forerun.verbs.job_files import prepared
+from forerun.verbs.option_types import Count
+
+if TYPE_CHECKING:
+    from forerun.config.schema import Job
+    from forerun.console import SafeConsole
+    from forerun.data.corpus import Corpus
+    from forerun.data.inspect.corpus_report import CorpusReport
+    from forerun.data.tokens.worker_pool import StartEngine
+    from forerun.resolve.resolved_job import ResolvedJob
 
 PIPED_COLUMNS = 100
 
@@ -51,10 +44,14 @@ class DataReport:
 
     def print(self, console: SafeConsole, *, full: bool = False) -> None:
         """Print the report. `full` prints long rows completely."""
+        from forerun.data.inspect.terminal import print_report
+
         print_report(console, self.look, full=full)
 
     def to_html(self) -> str:
         """Return the page with charts that `forerun data --html` writes."""
+        from forerun.data.inspect.page import page
+
         return page(self.look)
 
     def save_html(self, file: str | os.PathLike[str]) -> None:
@@ -62,6 +59,8 @@ class DataReport:
         write_output(Path(file), self.to_html(), fix="name another file with --html")
 
     def __repr__(self) -> str:
+        from forerun.console import SafeConsole
+
         stream = io.StringIO()
         self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
         return stream.getvalue().rstrip("\n")
@@ -75,16 +74,19 @@ class DataReport:
         return f'<iframe sandbox title="{title}" style="{style}" srcdoc="{content}"></iframe>'
 
 
-def inspect_data(job: Job | str | os.PathLike[str], *, samples: int = 2) -> DataReport:
+def inspect_data(job: Job | str | os.PathLike[str], *, samples: Count = 2) -> DataReport:
     """Tokenize and pack the data of a job, if that is not done yet, and report what the model will see.
 
     Args:
-      job: a job, or the path of a job file.
-      samples: the number of sample rows.
+      job: a job, or the path of a job file
+      samples: number of rows to show as the model sees them
 
     Raises:
       UserError: The data cannot be read.
     """
+    from forerun.data.inspect.open_corpus import report_of
+    from forerun.resolve.resolve_model import resolve_model
+
     job = prepared(job)
     corpus = opened(resolve_model(job))
     return DataReport(job, report_of(job, corpus, samples=samples), tuple(corpus.warnings))
@@ -107,6 +109,12 @@ def tokenize_data(
     Raises:
       UserError: The data cannot be read, or the cluster cannot be used. Finished units are kept.
     """
+    from forerun.data.corpus import recipe_of, tokenize
+    from forerun.data.source.sources import open_source
+    from forerun.data.tokens.build import is_complete
+    from forerun.resolve.job_corpus import dialect_of, require_chosen_tokenizer
+    from forerun.resolve.resolve_model import resolve_model
+
     resolved = resolve_model(prepared(job))
     require_chosen_tokenizer(resolved)
     job, dialect, vocab = resolved.job, dialect_of(resolved), resolved.vocab
@@ -123,6 +131,8 @@ def tokenize_data(
 
 def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
     """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
+    from forerun.data.tokens.worker_pool import Pool
+
     if ray is None:
         return nullcontext(Pool)
     from forerun.data.tokens.ray_cluster import ray_cluster
@@ -142,6 +152,11 @@ class VerifiedPart:
     tokens: int
     folder: Path | str
 
+    def __str__(self) -> str:
+        from forerun.units import Count
+
+        return f"{Count(self.tokens)} tokens are as they were written, {self.folder}"
+
 
 def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     """Compare all tokens of a job with their checksums, and return the parts by name.
@@ -149,6 +164,9 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     Raises:
       UserError: A file is damaged.
     """
+    from forerun.data.tokens.store import check
+    from forerun.resolve.resolve_model import resolve_model
+
     found = {}
     for part in opened(resolve_model(prepared(job))).parts:
         check(part.store.folder)
@@ -166,6 +184,10 @@ class LedgerComparison:
     examples: int
     skipped: int
 
+    def __str__(self) -> str:
+        skipped = f"; {self.skipped} of these steps were skipped by the guard" if self.skipped else ""
+        return f"{self.steps} steps and {self.examples} examples, all as the job says{skipped}"
+
 
 def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[str]) -> LedgerComparison:
     """Check that a run's ledger.jsonl has the examples of each step in the order of the job.
@@ -173,6 +195,10 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     Raises:
       UserError: A step learned from other examples than the job says.
     """
+    from forerun.data.order.batches import Batches
+    from forerun.data.order.ledger import drawn
+    from forerun.resolve.resolve_model import resolve_model
+
     resolved, file = resolve_model(prepared(job)), Path(ledger)
     corpus = opened(resolved)
     for text in corpus.warnings:
@@ -199,6 +225,8 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
 
 def opened(resolved: ResolvedJob) -> Corpus:
     """Open the data of a job, and show the progress of tokenizing."""
+    from forerun.resolve.job_corpus import open_corpus
+
     with _data_phase() as phase:
         return open_corpus(resolved, phase)
 
@@ -206,6 +234,8 @@ def opened(resolved: ResolvedJob) -> Corpus:
 @contextmanager
 def _data_phase() -> Iterator[Phase]:
     """Show a phase on stderr, so that stdout has the result only."""
+    from forerun.track.display.make_display import make_display
+
     with make_display(sys.stderr) as reporter, reporter.phase("data") as phase:
         yield phase
         phase.detail = ""

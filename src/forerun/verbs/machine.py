@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from forerun.doctor.machine import Finding, Machine
-from forerun.doctor.report import CHECKS
-from forerun.error_catalog import ErrorEntry, code_of, codes, raise_site
 from forerun.errors import UserError, did_you_mean
-from forerun.hardware import show
-from forerun.hardware.prices import provider_names
+from forerun.verbs.option_types import File, Providers, Value, Zone
+
+if TYPE_CHECKING:
+    from forerun.doctor.machine import Finding
+    from forerun.error_catalog import ErrorEntry
 
 TABLES = ("chips", "slices", "prices")
 
@@ -21,34 +21,37 @@ def diagnose() -> list[Finding]:
     Returns:
       A finding for each check, with `name`, `status` (ok, warn or FAIL), `found` and `fix`.
     """
-    return list(findings())
+    from forerun.doctor.checks import CHECKS
+    from forerun.doctor.machine import Machine
 
-
-def findings() -> Iterator[Finding]:
-    """Yield the finding of each check as soon as it is known."""
-    here = Machine.here()
-    for check in CHECKS:
-        yield check(here)
+    machine = Machine.here()
+    return [check(machine) for check in CHECKS]
 
 
 def hardware_table(
-    table: str,
+    table: Annotated[str, Value("TABLE", is_positional=True)] | None = None,
     *,
-    prices: str | os.PathLike[str] | None = None,
-    zone: str | None = None,
-    provider: str | Sequence[str] = (),
+    prices: File | None = None,
+    zone: Zone | None = None,
+    provider: Providers = (),
 ) -> str:
     """Return a table of the hardware that `plan` knows, as text, with the sources of its numbers.
 
     Args:
-      table: chips, slices or prices.
-      prices: a file with prices that replace the list prices.
-      zone: only the prices of this zone.
-      provider: only the prices of this provider or these providers, such as `"lambda"`.
+      table: chips, slices or prices (default: all)
+      prices: use the prices in this file instead of list prices
+      zone: only prices of this zone
+      provider: only prices of these providers, for example lambda
 
     Raises:
       UserError: There is no such table.
     """
+    from forerun.hardware import show
+    from forerun.hardware.prices import provider_names
+
+    if table is None:
+        texts = [hardware_table(name, prices=prices, zone=zone, provider=provider) for name in TABLES]
+        return "\n\n".join(texts)
     if table not in TABLES:
         near = did_you_mean(table, TABLES)
         fix = f"did you mean '{near}'?" if near else "see: forerun hardware --help"
@@ -62,7 +65,7 @@ def explain(code: str) -> ErrorEntry:
     """Return what, why and fix of an error code, as forerun's source code raises them.
 
     Args:
-      code: such as `"E-DATA-017"`; `"e-data-17"` is accepted too.
+      code: error code such as E-DATA-017; e-data-17 is accepted too
 
     Returns:
       An entry with `code`, and with `what`, `why` and `fix`, each a tuple of all texts that the error can have. `note`
@@ -71,6 +74,8 @@ def explain(code: str) -> ErrorEntry:
     Raises:
       UserError: There is no such code.
     """
+    from forerun.error_catalog import code_of, codes, entry_of
+
     all_codes, name = codes(), code_of(code)
     if name not in all_codes:
         near = did_you_mean(name, all_codes)
@@ -80,4 +85,4 @@ def explain(code: str) -> ErrorEntry:
             why=f"forerun has {len(all_codes)} codes, such as {all_codes[0]}",
             fix=f"did you mean {near}?" if near else "forerun explain lists all codes",
         )
-    return raise_site(name).entry()
+    return entry_of(name)

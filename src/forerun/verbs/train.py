@@ -8,25 +8,16 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from forerun.config.schema import Job
 from forerun.reporter import LineReporter, Reporter
-from forerun.run.profiling.step_range import StepRange, range_of
-from forerun.run_folder.moved_run import require_run_in_place
-from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
-from forerun.run_folder.stage_folder import run_of
-from forerun.storage.address import Address
-from forerun.supervise.free_tpu import require_free_tpu_for
-from forerun.supervise.run_lock import owned
-from forerun.track.metrics import read_metrics
 from forerun.verbs.job_files import prepared
+from forerun.verbs.option_types import Value
 from forerun.verbs.table import Table
 
 if TYPE_CHECKING:
-    from forerun.run.train import TrainResult
-    from forerun.supervise.worker import Worker
-    from forerun.verbs.export.export import Export
+    from forerun.config.schema import Job
+    from forerun.verbs.export.result import Export
     from forerun.verbs.language_model.language_model import LanguageModel
 
 
@@ -49,11 +40,16 @@ class Run:
     @property
     def metrics(self) -> Table:
         """The logged steps as a table: step, loss, lr, grad_norm, tokens_per_second and others."""
+        from forerun.run_folder.run_folder import RunFolder
+        from forerun.track.metrics import read_metrics
+
         return Table(read_metrics(RunFolder(self.folder).metrics))
 
     @property
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json: losses, tokens, seconds and versions. Empty for an unfinished run."""
+        from forerun.run_folder.run_folder import RunFolder
+
         file = RunFolder(self.folder).summary
         summary: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         return summary
@@ -71,8 +67,8 @@ class Run:
         return export(self.folder, to, **options)
 
     def _repr_html_(self) -> str:
-        from forerun.pages.loss_curve import loss_curve
         from forerun.pages.render import render
+        from forerun.pages.svg import loss_curve
 
         rows = [row for row in self.metrics if isinstance(row.get("loss"), float)]
         validation = [(row["step"], row["validation_loss"]) for row in self.metrics if row.get("validation_loss")]
@@ -92,7 +88,7 @@ def train(
     *,
     fresh: bool = False,
     take_over: bool = False,
-    profile: str | None = None,
+    profile: Annotated[str, Value("FIRST:LAST")] | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
     """Train a job in this process, from its newest checkpoint if it has one.
@@ -102,11 +98,11 @@ def train(
     on several hosts; both need processes of their own and are not part of this function.
 
     Args:
-      job: a job, or the path of a job file.
-      fresh: start over. An earlier run of this name is renamed.
-      take_over: train a run that another live process trains. The next save of that process fails.
-      profile: steps to record with the JAX profiler, such as `"10:15"`, into the folder `profile` of the run.
-      reporter: receives the progress; default: a display that fits the notebook or the terminal.
+      job: a job, or the path of a job file
+      fresh: start over; an earlier run of this name is renamed
+      take_over: train a run that another process trains; the next save of that process fails
+      profile: record these steps, such as 10:15, with the JAX profiler, for TensorBoard and Perfetto
+      reporter: receives the progress; default: a display that fits the notebook or the terminal
 
     Returns:
       The run. `Run.finished` is False if it was asked to stop before its last step.
@@ -114,6 +110,9 @@ def train(
     Raises:
       UserError: The job has a mistake, the data cannot be read, or another process trains this run.
     """
+    from forerun.config.schema import Job
+    from forerun.run_folder.open_folder import require_run_in_place
+
     job_file, job = None if isinstance(job, Job) else Path(job), prepared(job)
     if not fresh:
         require_run_in_place(job, job_file)
@@ -129,30 +128,30 @@ def train_in_place(
     reporter: Reporter | None = None,
 ) -> Run:
     """Train a prepared job. See `train`. A run whose folder was moved is not noticed here."""
+    from forerun.run.profiling.step_range import range_of
+    from forerun.run_folder.run_folder import folder_of
+    from forerun.supervise.free_tpu import require_free_tpu_for
+
     steps = range_of(profile) if profile else None
+    from forerun.run.train import train as train_run
     from forerun.track.display.make_display import make_display
 
     require_free_tpu_for(job.device, LineReporter(sys.stdout))
     with reporter or make_display(sys.stdout) as shown, run_lock(job, take_over=take_over, reporter=shown):
-        finished = train_here(job, shown, fresh=fresh, profile=steps)
+        finished = train_run(job, shown, fresh=fresh, profile=steps)
     folder = folder_of(job).path
     return Run(folder, job, finished is not None, finished.sample if finished else "")
 
 
 def run_lock(job: Job, *, take_over: bool, reporter: Reporter) -> AbstractContextManager[None]:
     """Return the lock of the job's run. A run in a bucket has none: buckets have no locks."""
+    from forerun.run_folder.run_folder import folder_of
+    from forerun.storage.address import Address
+    from forerun.supervise.run_lock import owned
+
     if Address.of(job.runs).is_remote:
         return nullcontext()
     return owned(folder_of(job).path, take_over=take_over, reporter=reporter)
-
-
-def train_here(
-    job: Job, reporter: Reporter, *, fresh: bool, worker: Worker | None = None, profile: StepRange | None = None
-) -> TrainResult | None:
-    """Train in this process, under a lock that the caller holds. Return None if the run was asked to stop."""
-    from forerun.run.train import train as train_run
-
-    return train_run(job, reporter, fresh=fresh, worker=worker, profile=profile)
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
@@ -161,6 +160,9 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     Raises:
       UserError: The folder is not a run.
     """
+    from forerun.run_folder.run_folder import RunFolder, require_run
+    from forerun.run_folder.stage_folder import run_of
+
     path = run_of(os.fspath(folder))
     job = require_run(RunFolder(path))
     return Run(path, job, finished=RunFolder(path).summary.is_file())

@@ -13,7 +13,6 @@ from forerun.report.run_record import RunRecord, read_run
 from forerun.report.run_status import status_of
 from forerun.run_folder.stage_folder import STAGES
 from forerun.storage.address import Address
-from forerun.watch.run_figures import figures_of
 
 BROKEN = "broken"
 
@@ -107,16 +106,16 @@ def _entry(name: str, location: str, stages: str, run: Path | None, now: float) 
 
 def entry_of_record(record: RunRecord, name: str, stages: str, run: Path | None, now: float) -> RunEntry:
     """Return the entry of a run that was read."""
-    status, figures = status_of(record, run, now), figures_of(record)
+    status = status_of(record, run, now)
     return RunEntry(
         name=name,
         location=record.location,
         stages=stages,
         state=str(status.state),
         detail=status.detail,
-        step=figures.step,
-        steps=figures.steps,
-        loss=figures.loss,
-        validation=figures.validation,
+        step=record.step,
+        steps=record.job.steps,
+        loss=record.newest("loss"),
+        validation=record.newest("validation_loss"),
         age_seconds=status.age_seconds,
     )

@@ -24,20 +24,26 @@ from forerun.models.families.base import Family
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Tensor, entries, path_text
 from forerun.models.pretrained import Pretrained
-from forerun.models.rounding import BYTES, PACKED, QUANTIZATION, RECORD, Rounding, rounding_in
-from forerun.models.scaled_floats import float8_in, is_mxfp4
+from forerun.models.quantization_config import (
+    BYTES,
+    PACKED,
+    QUANTIZATION,
+    RECORD,
+    Rounding,
+    float8_in,
+    is_mxfp4,
+    rounding_in,
+)
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
-from forerun.weights_io.blocks import Copier
 from forerun.weights_io.documents import write_json
-from forerun.weights_io.float8 import Dequantized
+from forerun.weights_io.leaves import Copier
+from forerun.weights_io.low_precision import Dequantized, DequantizedExperts
 from forerun.weights_io.match import READABLE, Stacked, dtypes_of
-from forerun.weights_io.mxfp4 import DequantizedExperts
-from forerun.weights_io.other_tensors import copied, planned_copies
 from forerun.weights_io.scales import SUFFIX, rounded_weights, scale_entries
 from forerun.weights_io.shards import Planned, Shards, shards_of
-from forerun.weights_io.write import SHARD_BYTES, tensor_dtype, value_of
+from forerun.weights_io.write import SHARD_BYTES, copied, planned_copies, tensor_dtype, value_of
 
 _WORD_BITS = 32
 

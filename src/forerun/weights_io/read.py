@@ -16,8 +16,7 @@ from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import map_weights
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.nn.weights.quantized import Quantized
-from forerun.weights_io.blocks import Copier
-from forerun.weights_io.leaves import WeightLeaf, leaf_of
+from forerun.weights_io.leaves import Copier, WeightLeaf, leaf_of
 from forerun.weights_io.match import Stacked, matches
 from forerun.weights_io.scales import scale_entries
 

@@ -20,7 +20,7 @@ from forerun.storage.open_folder import folder_at
 from forerun.checkpoint.parts import FilePart, read_parts, write_parts
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, TakenOver
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.reader import newest_step
 
 address, told = sys.argv[1], {}
 state = {"w": jnp.arange(4096.0).reshape(64, 64), "step": jnp.int32(0)}

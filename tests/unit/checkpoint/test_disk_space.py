@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from forerun.checkpoint.disk_space import needed_bytes, require_disk_space, saved_bytes
 from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import UserError
+from forerun.run.preflight import needed_bytes, require_disk_space, saved_bytes
 from forerun.units import GIB
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.checkpoint.orbax_logs import quiet_orbax
+from forerun.checkpoint.orbax_adapter import quiet_orbax
 
 
 @pytest.fixture

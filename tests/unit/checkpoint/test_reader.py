@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from forerun.checkpoint.log import Claim, Log
-from forerun.checkpoint.reader import Damaged, Reader
+from forerun.checkpoint.reader import Damaged, Reader, chosen_step, newest_step
 from forerun.checkpoint.store import CheckpointStore
-from forerun.checkpoint.weights import chosen_step, newest_step, restore_weights
 from forerun.errors import UserError
 from forerun.storage.folder import LocalFolder
 
@@ -163,13 +162,13 @@ def test_another_model_is_no_reason_to_fall_back(folder: Path) -> None:
 
 def test_weights_alone_are_verified_and_the_newest_good_step_is_named(folder: Path) -> None:
     assert newest_step(folder) == 30
-    assert (restore_weights(folder, 30, LIKE["params"])["w"] == 30).all()
+    assert (Reader(folder).restore(30, LIKE["params"], part="params")["w"] == 30).all()
     flip(files_of(folder, 30)[-1])
     assert newest_step(folder) == 20
     with pytest.raises(Damaged):
-        restore_weights(folder, 30, LIKE["params"])
+        Reader(folder).restore(30, LIKE["params"], part="params")
     with pytest.raises(UserError, match="E-CHECKPOINT-008") as error:
-        restore_weights(folder, 20, LIKE["params"], part="average")
+        Reader(folder).restore(20, LIKE["params"], part="average")
     assert "average.w: nothing in the checkpoint" in error.value.why
     with pytest.raises(UserError, match="E-CHECKPOINT-013"):
         newest_step(folder / "none")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from forerun.checkpoint.log import Commit
-from forerun.checkpoint.retention import Retention
+from forerun.checkpoint.store import Retention
 
 
 def kept(retention: Retention, *steps: int, losses: tuple[object, ...] = ()) -> list[int]:

@@ -22,8 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.store import CheckpointStore, SaveFailed, TakenOver
+from forerun.checkpoint.store import CheckpointStore, Retention, SaveFailed, TakenOver
 from forerun.errors import UserError
 from forerun.storage import folder
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.checkpoint.tree import Difference, SavedLeaf, first_difference, in_job_form, in_saved_form
+from forerun.checkpoint.reader import Difference, SavedLeaf, first_difference, in_job_form, in_saved_form
 
 
 def saved(shape: tuple[int, ...], dtype: Any = "float32") -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Which writer a save has, and what it leaves behind. The oracle for the content is numpy."""
+"""The writer of a save, and what it leaves behind. The oracle for the content is numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as orbax
 
-from forerun.checkpoint.saving import RetryingWriter, SingleTryWriter, saving_context, writer_for
+from forerun.checkpoint.saving import Writer, saving_context
 from forerun.reporter import SILENT
 from forerun.storage.folder import LocalFolder
 from forerun.storage.retries import RetrySchedule, StorageUnavailable, with_retries
@@ -46,20 +46,20 @@ def folder_names() -> Callable[[], str]:
 
 
 def test_only_one_host_with_a_bucket_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kind(place: LocalFolder) -> type:
-        return type(writer_for(place, saving_context(LocalFolder(Path())), folder_names()))
+    def retries(place: LocalFolder) -> bool:
+        return Writer(place, saving_context(LocalFolder(Path())), folder_names()).retries
 
     disk, bucket = LocalFolder(tmp_path), Flaky(tmp_path, 0)
-    assert (kind(disk), kind(bucket)) == (SingleTryWriter, RetryingWriter)
+    assert (retries(disk), retries(bucket)) == (False, True)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert (kind(disk), kind(bucket)) == (SingleTryWriter, SingleTryWriter)
+    assert (retries(disk), retries(bucket)) == (False, False)
 
 
 @pytest.mark.parametrize("failures", [0, 2])
 def test_a_retry_writes_the_copy_into_a_new_folder(tmp_path: Path, failures: int) -> None:
     """The state's buffers are deleted before the write, as a step that donates them does."""
     state = {"x": jnp.arange(16.0)}
-    writer = RetryingWriter(Flaky(tmp_path, failures), saving_context(LocalFolder(Path())), folder_names())
+    writer = Writer(Flaky(tmp_path, failures), saving_context(LocalFolder(Path())), folder_names())
     writer.start(state)
     jax.block_until_ready(writer._copy)
     state["x"].delete()
@@ -73,7 +73,7 @@ def test_a_retry_writes_the_copy_into_a_new_folder(tmp_path: Path, failures: int
 
 def test_the_copy_is_released_after_a_failure(tmp_path: Path) -> None:
     place = Flaky(tmp_path, 0)
-    writer = RetryingWriter(place, saving_context(LocalFolder(Path())), lambda: "file/folder")
+    writer = Writer(place, saving_context(LocalFolder(Path())), lambda: "file/folder")
     (tmp_path / "file").write_text("in the way")
     writer.start({"x": jnp.ones(4)})
     with pytest.raises(OSError, match="file"):

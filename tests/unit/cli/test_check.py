@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import check
 from forerun.cli.main import main
 from forerun.config import keys
+from forerun.verbs.check.check import table
+from forerun.verbs.check.values import Group, Row
 
 Capture = pytest.CaptureFixture[str]
 JOB = "model: qwen3-0.6b\ndata: gs://bucket/texts\nsteps: 200\nbatch: 64\n"
@@ -263,14 +264,14 @@ def test_colours_only_on_a_terminal(job: str, capsys: Capture, monkeypatch: pyte
 
 
 def test_a_long_value_does_not_push_the_others_away() -> None:
-    rows = [check.Row("a", "x" * 90, "here"), check.Row("b", "1", "there")]
-    text = check.table([check.Group("title", rows)], width=None, colour=False)
+    rows = [Row("a", "x" * 90, "here"), Row("b", "1", "there")]
+    text = table([Group("title", rows)], width=None, colour=False)
     assert text.splitlines() == ["title", f"  a  {'x' * 90}", "        here", "  b  1  there"]
 
 
 def test_long_reasons_are_wrapped_to_the_terminal() -> None:
-    rows = [check.Row("name", "value", "because of this and that and much more of it")]
-    text = check.table([check.Group("title", rows)], width=40, colour=False)
+    rows = [Row("name", "value", "because of this and that and much more of it")]
+    text = table([Group("title", rows)], width=40, colour=False)
     assert [line.strip() for line in text.splitlines()] == [
         "title",
         "name  value  because of this and that",

@@ -83,9 +83,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             **parts(),
         )
 
-    monkeypatch.setattr("forerun.verbs.language_model.language_model.load_weights", load_model)
-    monkeypatch.setattr("forerun.verbs.language_model.language_model.use_cache", lambda: None)
-    monkeypatch.setattr("forerun.verbs.language_model.language_model.Engine", lambda *_, **__: engine())
+    monkeypatch.setattr("forerun.trained_model.load_model.load_model", load_model)
+    monkeypatch.setattr("forerun.run.compile.compile_step.use_cache", lambda: None)
+    monkeypatch.setattr("forerun.generate.engine.Engine", lambda *_, **__: engine())
     return calls
 
 
@@ -238,7 +238,7 @@ def test_a_conversation(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyP
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    from forerun.generate.writing import TextGeneration
+    from forerun.generate.stream import TextGeneration
 
     whole = TextGeneration.__iter__
 

@@ -5,9 +5,9 @@ import errno
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +24,10 @@ def fake_train(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Puts a function in the place of `forerun train`."""
 
     def put(run: Callable[[argparse.Namespace], int]) -> None:
-        module = types.ModuleType("forerun.cli.train")
-        module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "forerun.cli.train", module)
+        def train(job: str, *overrides: str, **options: Any) -> int:
+            return run(argparse.Namespace(job=job, overrides=list(overrides), **options))
+
+        monkeypatch.setattr("forerun.cli.main.load_function", lambda path: train)
 
     return put
 

@@ -228,7 +228,7 @@ def test_trace_of_the_slice(
         asked.append(question.slice.name)
         keep(module)
 
-    monkeypatch.setattr("forerun.verbs.plan.trace.verdict", compiled)
+    monkeypatch.setattr("forerun.verbs.plan.slice_compiler.verdict", compiled)
     file = tmp_path / "step.json"
     assert main(["plan", job, "--on", "v6e-1", "--trace", str(file)]) == 0
     assert asked == ["v6e-1"]
@@ -238,6 +238,6 @@ def test_trace_of_the_slice(
     assert step["dur"] == 1e6
     capsys.readouterr()
     compiler.too_small = {"v6e-1"}
-    monkeypatch.setattr("forerun.verbs.plan.plan.verified", lambda *_: [], raising=True)
+    monkeypatch.setattr("forerun.planner.report.remedies.verified", lambda *_: [], raising=True)
     assert main(["plan", job, "--on", "v6e-1", "--trace", str(tmp_path / "none.json")]) == 2
     assert not (tmp_path / "none.json").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.cli import words
+from forerun.cli.commands import COMMANDS, GLOBAL_OPTIONS, parser_of
 
 ANSWER = "--revision --code --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
@@ -47,23 +47,23 @@ EVERYWHERE = {"-h", "--help", "--debug"}
 
 
 def test_the_commands_are_frozen() -> None:
-    assert list(words.COMMANDS) == list(SURFACE)
-    assert list(words.GLOBAL_OPTIONS) == ["--help", "--version", "--debug"]
+    assert list(COMMANDS) == list(SURFACE)
+    assert list(GLOBAL_OPTIONS) == ["--help", "--version", "--debug"]
 
 
 @pytest.mark.parametrize("name", SURFACE)
 def test_the_words_of_a_command_are_frozen(name: str) -> None:
     found: set[str] = set()
-    for action in words.parser_of(name)._actions:
+    for action in parser_of(name)._actions:
         found.update(action.option_strings or [str(action.metavar)])
     assert found == {*SURFACE[name].split(), *EVERYWHERE}
 
 
 @pytest.mark.parametrize("name", SURFACE)
 def test_every_word_has_help_and_every_example_is_understood(name: str) -> None:
-    parser = words.parser_of(name)
+    parser = parser_of(name)
     assert all(action.help for action in parser._actions)
-    program, command, *rest = words.COMMANDS[name].example.split()
+    program, command, *rest = COMMANDS[name].example.split()
     assert (program, command) == ("forerun", name)
     parser.read(rest)
 
@@ -75,11 +75,11 @@ def test_options_stand_where_they_like() -> None:
         "job.yaml --json a=1 --on v6e-1,v5e-8 b=2",
         "--json job.yaml a=1 b=2 --on=v6e-1,v5e-8",
     ):
-        args = words.parser_of("plan").read(text.split())
+        args = parser_of("plan").read(text.split())
         assert (args.job, args.overrides, args.on, args.json) == (
             "job.yaml",
             ["a=1", "b=2"],
             ["v6e-1", "v5e-8"],
             True,
         )
-    assert words.parser_of("train").read(["job.yaml"]).overrides == []
+    assert parser_of("train").read(["job.yaml"]).overrides == []

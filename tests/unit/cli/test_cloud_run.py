@@ -9,9 +9,10 @@ from simulated_cloud import START, SimulatedCloud, SimulatedProvider
 
 from forerun.cli.cloud.file_list import file_summary
 from forerun.cli.cloud.run import _shortened
+from forerun.cli.cloud.run_options import RunOptions
 from forerun.cli.cloud.run_outline import outline
+from forerun.cli.commands import parser_of
 from forerun.cli.main import main
-from forerun.cli.words import parser_of
 from forerun.cloud.provider import CloudUnavailable, SliceRequest
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry
 from forerun.cloud.setup.job_files import job_files
@@ -40,8 +41,9 @@ def job(tmp_path: Path) -> Path:
 
 
 def outlined(job: Path, *words: str) -> CloudRun:
-    args = parser_of("run").parse_args([str(job), *words])
-    return outline(args, open_job(args.job, args.overrides))
+    values = vars(parser_of("run").parse_args([str(job), *words]))
+    path, overrides = values.pop("job"), values.pop("overrides")
+    return outline(RunOptions(**values), open_job(path, overrides), overrides)
 
 
 def test_the_record_has_what_the_user_asked_for(job: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import words
+from forerun.cli.commands import COMMANDS, parser_of
 from forerun.config.load import load
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,10 +37,10 @@ def test_every_command_is_understood(page: Path) -> None:
     found = commands(page.read_text("utf-8"))
     assert len(found) > 1
     for name, *rest in found:
-        assert name in words.COMMANDS
+        assert name in COMMANDS
         if not rest:  # the name of a command in a sentence
             continue
-        args = words.parser_of(name).read(rest)
+        args = parser_of(name).read(rest)
         if getattr(args, "job", "").startswith(("bench/", "examples/")):
             load(ROOT / args.job, args.overrides)
 
@@ -55,7 +55,7 @@ def test_every_job_of_a_guide_loads(name: str, tmp_path: Path) -> None:
         load(tmp_path / file)
     for command, *rest in commands(page):
         if rest and (tmp_path / rest[0]).is_file() and command in ("check", "plan", "train", "cache", "data"):
-            load(tmp_path / rest[0], words.parser_of(command).read(rest).overrides)
+            load(tmp_path / rest[0], parser_of(command).read(rest).overrides)
 
 
 @pytest.mark.parametrize("name", GUIDES)

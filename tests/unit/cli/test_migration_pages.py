@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from forerun.cli import words
+from forerun.cli.commands import COMMANDS, parser_of
 from forerun.config import keys
 from forerun.config.migration.registry import convert_value, leaves, surroundings
 from forerun.config.migration.suggestion import file_lines
@@ -95,8 +95,8 @@ def test_our_keys_and_commands_exist(page: str) -> None:
             if text.startswith("forerun "):
                 name, *rest = shlex.split(text)[1:]
                 if rest:
-                    words.parser_of(name).read(rest)
-                assert name in words.COMMANDS
+                    parser_of(name).read(rest)
+                assert name in COMMANDS
                 found_commands += 1
             elif re.match(r"[a-z_]+: ", text):
                 for path in key_paths(tree([text])):

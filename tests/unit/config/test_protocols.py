@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli import words
+from forerun.cli.commands import COMMANDS, parser_of
 from forerun.cli.main import main
 from forerun.config import keys
 from forerun.config.load import load
@@ -136,8 +136,8 @@ def test_every_option_with_a_path_is_known_here() -> None:
     """An option is a path if its metavar says so; --data has a list of protocols."""
     named = {
         action.dest
-        for name in words.COMMANDS
-        for action in words.parser_of(name)._actions
+        for name in COMMANDS
+        for action in parser_of(name)._actions
         if action.metavar in ("FILE", "FOLDER", "RUN", "RUNS", "JOB", "SOURCE", "MODEL", "PATH")
     }
     assert named - {"data"} == set(LOCAL_OPTIONS)

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 
 from forerun.data.tokenizer import ByteTokenizer
-from forerun.generate.writing import TextStream
+from forerun.generate.stream import TextStream
 
 TEXT = "Grüße aus Köln: naïve café, 東京 🚀🚀 and 👩‍🚀 — done. \N{REPLACEMENT CHARACTER} <stop> not that"
 BYTES = ByteTokenizer()

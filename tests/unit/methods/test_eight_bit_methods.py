@@ -11,12 +11,12 @@ from error_assertions import assert_error
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_named, chips, device_kind_of, require_matmul
-from forerun.methods.eight_bit_methods import eight_bit_note, eight_bit_weights
 from forerun.methods.method import method_of
+from forerun.methods.requirements import eight_bit_note, eight_bit_weights
 from forerun.nn.spec import Normal, ParamSpec, initial
 from forerun.nn.weights.dense import Dense
 from forerun.nn.weights.eight_bit import EightBit
-from forerun.objectives.companion import WithCompanion
+from forerun.objectives.base import WithCompanion
 from forerun.resolve.resolved_job import ResolvedJob
 
 MODEL: dict[str, Any] = {"layers": 2, "embed": 16, "heads": 2, "vocab": 32}

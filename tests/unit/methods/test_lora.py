@@ -32,7 +32,7 @@ from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.base_weights import read_file_weights
 from forerun.trained_model.load_model import load_model
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 from forerun.weights_io.adapter import adapters_of
 
 TEXT = "All work and no play makes a dull model; " * 60

@@ -10,8 +10,7 @@ import jax
 import pytest
 
 from forerun.errors import UserError
-from forerun.generate.engine import Engine
-from forerun.generate.uncached import UncachedModel
+from forerun.generate.engine import Engine, UncachedModel
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Capabilities, capabilities_of
 from forerun.models.decoder import Decoder

@@ -14,13 +14,13 @@ from forerun.config.schema import Remat
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
-from forerun.models.families.llama import TABLE
+from forerun.models.families.llama import LLAMA_TABLE
 from forerun.models.keys import Stack, entries, table_path
 from forerun.models.layer_kinds import LayerKind, LayerShape, sections
 from forerun.models.parameter_axes import matrix_count, parameter_count
 from forerun.nn import spec
 from forerun.nn.compute import Compute
-from forerun.nn.layer_caches import LayerCaches, RecurrentCache
+from forerun.nn.kv_cache import LayerCaches, RecurrentCache
 from forerun.nn.rope import Rope
 from forerun.program.build import make_mesh
 
@@ -101,7 +101,7 @@ def test_sections() -> None:
 def test_stacks_and_table() -> None:
     model = Decoder(SHAPED)
     assert {stack.name: stack.numbers for stack in model.stacks} == NUMBERS
-    table = [one for one in TABLE if "bias" not in one.name]
+    table = [one for one in LLAMA_TABLE if "bias" not in one.name]
     specs = Decoder(replace(SHAPED, qk_norm=False)).specs()
     names = [entry.name for entry in entries(table, specs, model.stacks)]
     assert [name for name in names if name.endswith("q_proj.weight")] == [
@@ -113,7 +113,7 @@ def test_a_stack_lacks_a_leaf() -> None:
     """A layer that takes its values from its keys has no tensor for values."""
     shape = LayerShape("full", key_is_value=True)
     model = Decoder(replace(SHAPED, qk_norm=False, kinds=(*SHAPED.kinds[:2], replace(FAR, shape=shape)), last_layers=0))
-    names = [entry.name for entry in entries(TABLE, model.specs(), model.stacks)]
+    names = [entry.name for entry in entries(LLAMA_TABLE, model.specs(), model.stacks)]
     assert "model.layers.1.self_attn.v_proj.weight" in names
     assert "model.layers.2.self_attn.v_proj.weight" not in names
     assert "model.layers.2.self_attn.k_proj.weight" in names

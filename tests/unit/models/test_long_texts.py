@@ -14,7 +14,7 @@ from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
-from forerun.nn.layer_caches import LayerCaches, RecurrentCache
+from forerun.nn.kv_cache import LayerCaches, RecurrentCache
 from forerun.nn.rope import Rope, Scaling, Yarn, frequencies
 from forerun.nn.spec import Fill, ParamSpec
 

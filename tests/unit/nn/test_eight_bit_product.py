@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from forerun.errors import UserError
 from forerun.nn import sharding
-from forerun.nn.eight_bit_product import (
+from forerun.nn.weights.eight_bit import (
     EXACT_TERMS,
     INT32_TERMS,
     LARGEST,

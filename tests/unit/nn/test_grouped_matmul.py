@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.nn.grouped_matmul import grouped_matmul
+from forerun.nn.weights.experts import grouped_matmul
 
 SIZES = np.array([3, 0, 140, 7], np.int32)
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from forerun.nn.lengths import length_bucket
+from forerun.nn.compute import length_bucket
 
 
 @pytest.mark.parametrize("shortest", [32, 64])

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from forerun.nn.attention import Kernel, Scores, attention
-from forerun.nn.context import SequenceSplit
-from forerun.nn.split_splash import BlockTable, split_splash
+from forerun.nn.context import BlockTable, SequenceSplit, split_splash
 
 DEVICES, LENGTH, BLOCK = 2, 1024, 128
 

@@ -13,10 +13,19 @@ import pytest
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Readout
 from forerun.objectives.chunked import Rule, chunked
-from forerun.objectives.distil import sampled
-from forerun.objectives.record import record
-from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, TARGETS, VALUES, CachedTeacherLoss, LiveTeacherLoss
+from forerun.objectives.distil import (
+    HIDDEN,
+    IDS,
+    MATRIX,
+    TAIL,
+    TARGETS,
+    VALUES,
+    CachedTeacherLoss,
+    LiveTeacherLoss,
+    sampled,
+)
 from forerun.program.build import make_mesh
+from forerun.program.recording import record
 
 B, S, E, D, V = 8, 12, 16, 20, 40
 CHUNK = 5

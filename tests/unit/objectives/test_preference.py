@@ -22,8 +22,8 @@ from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute
 from forerun.nn.weights.dense import Dense, map_weights
 from forerun.nn.weights.lowrank import LowRank
+from forerun.objectives.base import WithCompanion
 from forerun.objectives.batch import Batch
-from forerun.objectives.companion import WithCompanion
 from forerun.objectives.preference import Preference, by_side
 
 S, V, PAIRS = 64, 61, 9

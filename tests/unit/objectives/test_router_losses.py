@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun.nn.routing import Router, Routing, choose
-from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, SQUARES, RouterLosses, router_values
+from forerun.objectives.next_token import BALANCE, ENTROPY, LOAD, SQUARES, RouterLosses, router_values
 
 
 def values(counts: list[float], probabilities: list[float], tokens: int) -> dict[str, float]:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from forerun.config.schema import Optimizer
-from forerun.methods.parameter_layouts import ParamLayout
-from forerun.program import eight_bit_moments, optimizer
+from forerun.methods.optimizer_parameters import ParamLayout
+from forerun.program import moments as rules
+from forerun.program import optimizer
 from forerun.program.schedule import Schedule
 
 # Both maps by bitsandbytes 0.50.2 (`create_dynamic_map`), and blocks of 128 numbers with codes by torchao 0.18.0
@@ -34,7 +35,7 @@ def dynamic_map(signed: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["signed", "unsigned"])
 def test_the_map_is_that_of_bitsandbytes(kind: str) -> None:
-    decode = {"signed": eight_bit_moments.signed_values, "unsigned": eight_bit_moments.unsigned_values}[kind]
+    decode = {"signed": rules.signed_values, "unsigned": rules.unsigned_values}[kind]
     values = np.asarray(decode(jnp.arange(256, dtype=jnp.uint8)))
     np.testing.assert_allclose(values, dynamic_map(kind == "signed"), rtol=1e-6)
     np.testing.assert_allclose(values, RECORD[kind]["map"], rtol=1e-6)
@@ -45,7 +46,7 @@ def test_codes_are_the_nearest_values(kind: str) -> None:
     rng = np.random.default_rng(0)
     x = np.exp(rng.uniform(np.log(1e-9), 0, 20_000)) * (rng.choice([-1, 1], 20_000) if kind == "signed" else 1)
     x = np.concatenate([x, [0.0, 1.0, *([-1.0] if kind == "signed" else [])]]).astype(np.float32)
-    encode = {"signed": eight_bit_moments.signed_codes, "unsigned": eight_bit_moments.unsigned_codes}[kind]
+    encode = {"signed": rules.signed_codes, "unsigned": rules.unsigned_codes}[kind]
     codes, table = np.asarray(encode(jnp.asarray(x))), dynamic_map(kind == "signed")
     assert codes.min() >= 0
     assert codes.max() == 255
@@ -55,10 +56,10 @@ def test_codes_are_the_nearest_values(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["signed", "unsigned"])
 def test_blocks_are_coded_as_by_torchao(kind: str) -> None:
-    rule = eight_bit_moments.CodedAdamRule(Any, 128)  # type: ignore[arg-type]
+    rule = rules.CodedAdamRule(Any, 128)  # type: ignore[arg-type]
     x = jnp.asarray(RECORD[kind]["x"], jnp.float32)
     scale = rule._largest(x)
-    codes = getattr(eight_bit_moments, f"{kind}_codes")(rule._share(x, scale)).reshape(x.shape)
+    codes = getattr(rules, f"{kind}_codes")(rule._share(x, scale)).reshape(x.shape)
     np.testing.assert_allclose(scale, RECORD[kind]["scale"], rtol=1e-6)
     assert np.mean(np.asarray(codes) != RECORD[kind]["codes"]) < 0.003, "only numbers on the edge of a cell differ"
     np.testing.assert_array_less(np.abs(np.asarray(codes, np.int32) - RECORD[kind]["codes"]), 2)
@@ -155,12 +156,12 @@ def test_the_state_is_about_two_bytes_per_parameter(trials: Any) -> None:
     ],
 )
 def test_blocks_divide_the_last_dimension(shape: tuple[int, ...], axes: str, block: int | None) -> None:
-    assert eight_bit_moments.block_of(ParamLayout(shape, axes, int(axes.startswith("L")), 1, True)) == block
+    assert rules.block_of(ParamLayout(shape, axes, int(axes.startswith("L")), 1, True)) == block
 
 
 def test_a_small_root_is_not_zero_and_a_zero_gradient_stays_zero() -> None:
     """bitsandbytes would code the square of 1e-5 next to 1 as zero, and divide by epsilon alone."""
-    rule = eight_bit_moments.rule_of(optimizer.AdamRule(0.9, 0.95, 1e-8), LAYOUT["w"])
+    rule = rules.eight_bit_rule(optimizer.AdamRule(0.9, 0.95, 1e-8), LAYOUT["w"])
     g = jnp.full(LAYOUT["w"].shape, 1e-5, jnp.float32).at[..., 0].set(1.0).at[..., 1].set(0.0)
     moments, param = rule.init(g), jnp.zeros_like(g)
     for t in range(1, 4):
@@ -174,7 +175,7 @@ def test_a_small_root_is_not_zero_and_a_zero_gradient_stays_zero() -> None:
 def test_a_root_below_the_map_is_not_coded_as_zero() -> None:
     """The square of a block's largest number decays slower than its mean, so a small mean can outlive its root."""
     adam = optimizer.AdamRule(0.9, 0.95, 1e-8)
-    rule = eight_bit_moments.rule_of(adam, LAYOUT["w"])
+    rule = rules.eight_bit_rule(adam, LAYOUT["w"])
     zero = jnp.zeros(LAYOUT["w"].shape, jnp.float32)
     steps = [zero.at[..., 0].set(1e3), *[zero] * 29, zero.at[..., 1].set(4e-5), zero]
     moments, exact, largest = rule.init(zero), adam.init(zero), 0.0

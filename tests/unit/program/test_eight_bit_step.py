@@ -145,10 +145,10 @@ def test_codes_are_gathered_and_the_weights_are_not(unroll: bool) -> None:
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_operands_have_eight_bits_on_a_device_that_multiplies_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward pass, the backward pass and the layer that is computed again have 7 products each."""
-    from forerun.methods import eight_bit_methods
+    from forerun.methods import requirements
 
-    plain = eight_bit_methods.Numerics
-    monkeypatch.setattr(eight_bit_methods, "Numerics", lambda kind, floats: plain(kind))
+    plain = requirements.Numerics
+    monkeypatch.setattr(requirements, "Numerics", lambda kind, floats: plain(kind))
     text = str(program(precision={"compute": "float32", "matmul": kind}, remat="none").trace().jaxpr)
     dots = [line for line in text.splitlines() if "dot_general[" in line or "preferred_element_type" in line]
     wanted = {"int8": "preferred_element_type=int32", "fp8": "f8_e"}[kind]

@@ -17,9 +17,9 @@ from forerun.models import sizes
 from forerun.models.decoder_config import ExpertConfig
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.sizes import delta_shape
-from forerun.nn import expert_rounds, sharding
+from forerun.nn import routing, sharding
 from forerun.nn.rope import Rope
-from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD
+from forerun.objectives.next_token import BALANCE, ENTROPY, LOAD
 from forerun.program.build import program_of
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
@@ -58,8 +58,8 @@ def _tiny_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     monkeypatch.setitem(sizes.SIZES, BESIDE, both)
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)
-    monkeypatch.setattr(expert_rounds, "MULTIPLE", 8)
-    monkeypatch.setattr(expert_rounds, "ROOM", 0.8)
+    monkeypatch.setattr(routing, "MULTIPLE", 8)
+    monkeypatch.setattr(routing, "ROOM", 0.8)
 
 
 def trained(shape: MeshShape, steps: int = 2, **fields: Any) -> Trained:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from forerun.config.schema import Optimizer
 from forerun.hardware.mesh import MeshShape
-from forerun.methods.parameter_layouts import ParamLayout, layouts_of
+from forerun.methods.optimizer_parameters import ParamLayout, layouts_of
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import sharding, spec

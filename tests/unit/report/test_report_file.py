@@ -13,8 +13,8 @@ from run_records import PageContent, metrics_rows, write_run
 
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.report import report_file
-from forerun.report.report_file import write_report
+from forerun.report import page as page_module
+from forerun.report.page import write_report
 from forerun.report.run_record import read_run
 from forerun.reporter import LineReporter
 from forerun.run.train import train
@@ -48,7 +48,7 @@ def test_a_stopped_run_with_many_rows_has_no_time_for_a_page(tmp_path: Path, mon
     write_report(folder, job, RecordingReporter(told), stopped=True)
     assert (folder.path / "report.html").is_file()
     (folder.path / "report.html").unlink()
-    monkeypatch.setattr(report_file, "MAX_STOPPED_BYTES", 100)
+    monkeypatch.setattr(page_module, "MAX_STOPPED_BYTES", 100)
     write_report(folder, job, RecordingReporter(told), stopped=True)
     assert not (folder.path / "report.html").exists()
     assert told == []

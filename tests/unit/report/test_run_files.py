@@ -25,7 +25,7 @@ from forerun.report.terminal import print_comparison, print_report
 from forerun.watch.dashboard import dashboard, plain_line
 from forerun.watch.run_list import list_runs
 from forerun.watch.run_reader import FolderReader
-from forerun.watch.web.live_page import version_of
+from forerun.watch.web_server import version_of
 
 SUMMARY: dict[str, Any] = {
     "steps": 20, "resumed_at": 0, "parameters": 10, "trainable_parameters": 5, "step_seconds": 1.0, "device": TPU,

@@ -21,7 +21,7 @@ from forerun.errors import UserError
 from forerun.report.run_record import read_run
 from forerun.report.run_status import has_process, status_of
 from forerun.supervise.run_lock import LOST_SECONDS, lock_file
-from forerun.watch.run_figures import figures_of
+from forerun.watch.dashboard import eta_text, newest_values
 from forerun.watch.run_list import list_runs
 
 
@@ -150,14 +150,20 @@ def test_figures(run: WrittenRun) -> None:
     for session, seconds in ((1, 0.0), (2, 5.0)):
         event = {"unix_seconds": START + seconds, "event": "start", "session": session}
         run.append("events.jsonl", event)
-    found = figures_of(read_run(run.path))
-    assert (found.step, found.steps, found.share) == (8, 20, 0.4)
-    assert found.eta_seconds == pytest.approx(12 * 2.0)
-    assert found.loss == pytest.approx(3.2)
-    assert (found.validation, found.best_validation) == (3.0, 2.5)
-    assert (found.lr, found.grad_norm, found.mfu, found.wait_share) == (3e-4, 1.25, 0.375, 0.125)
-    assert (found.memory_bytes, found.memory_peak_bytes) == (3 << 30, 5 << 30)
-    assert (found.restarts, found.skips, found.tokens_per_second) == (1, 1, 4200.0)
+    record = read_run(run.path)
+    assert dict(newest_values(record)) == {
+        "loss": "3.2000",
+        "validation": "3.0000 (best 2.5000)",
+        "tokens/s": "4.2k",
+        "MFU": "37.5%",
+        "lr": "3.00e-04",
+        "grad norm": "1.25",
+        "data wait": "12.5%",
+        "memory": "3.00 GiB (peak 5.00 GiB)",
+        "restarts": "1",
+        "skipped": "1",
+    } | {name: value for name, value in newest_values(record) if name == "goodput"}
+    assert eta_text(record) == "eta 24.0 s"
 
 
 def test_runs_lists_states_stages_and_broken_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "chat_template.jin
 PROGRAM = """
 import io, json, sys
 from pathlib import Path
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.resolve.job_corpus import dialect_of

@@ -17,7 +17,7 @@ from forerun.cli.main import main
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.exit_codes import USER_MISTAKE
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.resolve.job_corpus import open_corpus, require_chosen_tokenizer, with_steps
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop

@@ -12,7 +12,7 @@ from tiny_job import MakeJob
 from forerun.config.load import dump, load
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.run_folder.moved_run import require_run_in_place
+from forerun.run_folder.open_folder import require_run_in_place
 from forerun.verbs.train import open_run, train
 
 

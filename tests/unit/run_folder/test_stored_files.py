@@ -19,8 +19,16 @@ from forerun.data.order.ledger import Ledger, entries
 from forerun.reporter import SILENT, LineReporter, Reporter
 from forerun.run import train as loop
 from forerun.run_folder.run_folder import RunFolder
-from forerun.run_folder.saved_files import LEDGER, METRICS, record_of, saved_files
-from forerun.run_folder.stored_files import StoredFiles, read_summary, restore_files, store_summary
+from forerun.run_folder.stored_files import (
+    LEDGER,
+    METRICS,
+    StoredFiles,
+    read_summary,
+    record_of,
+    restore_files,
+    saved_files,
+    store_summary,
+)
 from forerun.track.event_log import EventLog, read_events
 from forerun.track.metrics import MetricsLog, read_metrics, write_summary
 

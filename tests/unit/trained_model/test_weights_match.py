@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli.train import _tell
-from forerun.config.load import LoadedJob
+from forerun.cli.train import _print_summary
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.reporter import LineReporter
@@ -83,5 +82,5 @@ def test_the_end_of_a_run_without_a_loss_is_reported(
     summary = dict(zip(("first_loss", "final_loss"), losses, strict=True)) | {
         "steps": 2, "loss_unit": "nats per token", "tokens": 10, "train_seconds": 1.0, "resumed_at": 0,
     }  # fmt: skip
-    _tell(LoadedJob(job, {}, Path("job.yaml")), TrainResult(summary, "", None))  # type: ignore[arg-type]
+    _print_summary(job, TrainResult(summary, "", None))  # type: ignore[arg-type]
     assert "done: 2 steps" in capsys.readouterr().out

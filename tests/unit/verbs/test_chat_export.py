@@ -24,7 +24,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.trained_model.chat_form import ChatForm, exported_end, own_chat_form, write_chat
 from forerun.trained_model.load_model import load_model
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 from forerun.weights_io import documents
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "tokens"))

@@ -10,7 +10,7 @@ import pytest
 from error_assertions import assert_error
 
 import forerun as fr
-from forerun.cli import words
+from forerun.cli.commands import COMMANDS
 from forerun.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_names_a_function_for_every_command() -> None:
     page = (ROOT / "docs" / "how-to" / "python.md").read_text("utf-8")
     table = page[page.index("| command | function |") :]
-    assert set(re.findall(r"`forerun (\w+)`", table)) == set(words.COMMANDS)
+    assert set(re.findall(r"`forerun (\w+)`", table)) == set(COMMANDS)
     assert set(re.findall(r"`fr\.(\w+)`", table)) <= set(fr.__all__)
 
 

@@ -12,7 +12,7 @@ from recording_reporter import RecordingReporter
 
 from forerun.cli.main import main
 from forerun.data.tokenizer import ByteTokenizer
-from forerun.evaluate.language import GenerationRequest
+from forerun.evaluate.scoring import GenerationRequest
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig

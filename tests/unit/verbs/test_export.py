@@ -19,8 +19,8 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.verbs.export import write_model as exporting
+from forerun.verbs.export.export import export
 from forerun.verbs.export.folder import reserved
-from forerun.verbs.export.write_model import export
 from forerun.weights_io import documents
 
 TEXT = "All work and no play makes a dull model; " * 60
@@ -54,11 +54,11 @@ def base(scratch: Path) -> Path:
 
 
 def test_a_second_export_into_a_folder_is_refused_before_it_reads_weights(scratch: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+    reporter = RecordingReporter()
     with reserved(tmp_path / "out"), pytest.raises(UserError) as error:
-        export(str(scratch), str(tmp_path / "out"), reporter=RecordingReporter(said))
+        export(str(scratch), str(tmp_path / "out"), reporter=reporter)
     assert error.value.code == "E-RUN-091"
-    assert not any("weights" in line for line in said)
+    assert not any("weights" in line for line in reporter.lines)
     assert list(tmp_path.iterdir()) == []
 
 

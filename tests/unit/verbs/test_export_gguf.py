@@ -18,7 +18,8 @@ from forerun.errors import UserError
 from forerun.hub.chat.template import CHATML
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
-from forerun.verbs.export.write_model import Exported, export
+from forerun.verbs.export.export import export
+from forerun.verbs.export.result import Export
 
 gguf = pytest.importorskip("gguf")
 sys.path.append(str(Path(__file__).parent))
@@ -48,16 +49,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(place: Path) -> Exported:
+def exported(place: Path) -> Export:
     return export(str(place / "runs/plain"), str(place / "out"), gguf="q8_0")
 
 
-def fields(done: Exported) -> dict[str, Any]:
+def fields(done: Export) -> dict[str, Any]:
     assert done.gguf is not None
     return {key: field.contents() for key, field in gguf.GGUFReader(done.gguf.path).fields.items()}
 
 
-def test_the_file_has_the_weights_and_the_chat_format_of_the_run(exported: Exported) -> None:
+def test_the_file_has_the_weights_and_the_chat_format_of_the_run(exported: Export) -> None:
     from safetensors.numpy import load_file
 
     assert exported.gguf is not None
@@ -75,7 +76,7 @@ def test_the_file_has_the_weights_and_the_chat_format_of_the_run(exported: Expor
             assert np.abs(stored - value).max() <= np.abs(value).max() / 127 * 0.6
 
 
-def test_a_conversation_rendered_from_the_file(exported: Exported) -> None:
+def test_a_conversation_rendered_from_the_file(exported: Export) -> None:
     template = str(fields(exported)["tokenizer.chat_template"])
     template = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     messages = [{"role": "user", "content": "hello"}]
@@ -83,7 +84,7 @@ def test_a_conversation_rendered_from_the_file(exported: Exported) -> None:
     assert found == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_modelfile(exported: Exported) -> None:
+def test_the_modelfile(exported: Export) -> None:
     lines = (exported.folder / "Modelfile").read_text().splitlines()
     assert "FROM ./plain-Q8_0.gguf" in lines
     assert 'PARAMETER stop "<|im_end|>"' in lines

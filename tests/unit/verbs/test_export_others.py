@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from forerun.errors import UserError
 from forerun.hub.snapshot import snapshot
-from forerun.verbs.export.others import compared_others, copied_tensors
+from forerun.verbs.export.write_model import compared_others, copied_tensors
 
 TOWER, PROJECTOR, TEXT = "vision_tower.a.weight", "multi_modal_projector.b", "language_model.model.norm.weight"
 

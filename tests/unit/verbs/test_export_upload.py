@@ -12,10 +12,13 @@ import pytest
 from error_assertions import assert_error
 from huggingface_hub import constants, utils
 
+from forerun.checkpoint import reader
 from forerun.errors import UserError
-from forerun.verbs.export import upload as export_upload
-from forerun.verbs.export.upload import export_and_push, is_export
-from forerun.verbs.export.write_model import Exported
+from forerun.run_folder import run_folder
+from forerun.run_folder.run_folder import RunFolder
+from forerun.verbs.export import write_model
+from forerun.verbs.export.export import export, is_export
+from forerun.verbs.export.result import Export, ExportForm
 
 sys.path.append(str(Path(__file__).parents[1] / "hub"))
 # The hub's client passes the body of an upload to a parameter that its HTTP library has renamed.
@@ -37,16 +40,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         utils.enable_progress_bars()
 
 
-def written(folder: Path) -> Exported:
+def written(folder: Path) -> Export:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "README.md").write_text("# model")
-    return Exported(folder, "proof")
+    return Export(folder, "proof")
 
 
 def test_an_exported_folder_is_uploaded_as_it_is(hub: object, tmp_path: Path) -> None:
     folder = written(tmp_path / "out").folder
-    done = export_and_push(str(folder), None, push="ada/model")
+    done = export(folder, push="ada/model")
     assert done.upload is not None
     assert done.upload.url.endswith("/ada/model")
     assert (tmp_path / "hub/ada/model/config.json").read_text() == "{}"
@@ -57,41 +60,38 @@ def test_adapters_of_a_local_base_are_not_uploaded(hub: Any, tmp_path: Path) -> 
     config = folder / "adapter_config.json"
     config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
     with pytest.raises(UserError) as raised:
-        export_and_push(str(folder), None, push="ada/model")
+        export(folder, push="ada/model")
     assert_error(raised.value, "E-HUB-065", what=str(config), why=str(tmp_path / "base"))
     assert hub.requests == []
     config.write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
-    assert export_and_push(str(folder), None, push="ada/model").upload is not None
+    assert export(folder, push="ada/model").upload is not None
 
 
 def test_a_run_without_a_folder_is_exported_once(hub: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder has the step and the options in its name, and the second call uses it again."""
     run, calls = tmp_path / "run", []
 
-    def export(source: str, to: str, **options: object) -> Exported:
+    def write_export(source: RunFolder, to: Path, form: ExportForm, **options: object) -> Export:
         calls.append(to)
-        return written(Path(to))
+        return written(to)
 
-    class Job:
-        pass
-
-    monkeypatch.setattr(export_upload, "export", export)
-    monkeypatch.setattr(export_upload, "require_run", lambda run, say: Job())
-    monkeypatch.setattr(export_upload.RunFolder, "checkpoints", lambda self, job: run, raising=False)
-    monkeypatch.setattr(export_upload, "chosen_step", lambda checkpoints, which: 12)
+    monkeypatch.setattr(write_model, "write_export", write_export)
+    monkeypatch.setattr(run_folder, "require_run", lambda run, warn: object())
+    monkeypatch.setattr(RunFolder, "checkpoints", lambda self, job: run, raising=False)
+    monkeypatch.setattr(reader, "chosen_step", lambda checkpoints, step: 12)
     for _ in range(2):
-        done = export_and_push(str(run), None, push="ada/model", merge=True, gguf="q8_0")
+        done = export(run, push="ada/model", merge=True, gguf="q8_0")
         assert done.folder == run / "exports" / "step-12-merged-q8_0"
-    assert calls == [str(run / "exports" / "step-12-merged-q8_0")]
+    assert calls == [run / "exports" / "step-12-merged-q8_0"]
 
 
 def test_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as raised:
-        export_and_push(str(tmp_path), None)
+        export(tmp_path)
     assert_error(raised.value, "E-COMMAND-052")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(UserError) as raised:
-        export_and_push(str(tmp_path), str(tmp_path / "out"), push="no-owner")
+        export(tmp_path, tmp_path / "out", push="no-owner")
     assert_error(raised.value, "E-HUB-050")
 
 

@@ -19,7 +19,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.nn.weights.extended import Extended
+from forerun.nn.weights.dense import Extended
 from forerun.program.build import program_of
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.job_tokenizer import tokenizer_of
@@ -30,7 +30,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.trained_model.base_weights import read_file_weights
 from forerun.trained_model.load_model import fsdp_mesh, load_model, saved_params
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.export import export
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "tokens"))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
 import forerun as fr
 from forerun.pages.render import render
-from forerun.track.display.notebook import NotebookDisplay
+from forerun.track.display.make_display import NotebookDisplay
 from forerun.verbs.table import Table
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'></td></iframe>\x1b[2J\u202e"
@@ -55,8 +54,8 @@ def test_messages_of_a_run_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(IPython.display, "HTML", shown.append)
     monkeypatch.setattr(IPython.display, "display", lambda *values, **options: None)
-    display: Any = NotebookDisplay(io.StringIO(), clock=lambda: 0.0)
-    display._announce(HOSTILE)
+    with NotebookDisplay(io.StringIO(), clock=lambda: 0.0).phase(HOSTILE):
+        pass
     assert shown
     for fragment in shown:
         Tags(fragment).require_harmless()

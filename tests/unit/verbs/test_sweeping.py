@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 import forerun as fr
-from forerun.verbs.sweep import run_sweep as commands
-from forerun.verbs.sweep import sweep as sweeping
+from forerun.verbs.sweep import run_sweep
 
 
 def test_a_job_from_python_is_written_next_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    trained: list[commands.PreparedSweep] = []
+    trained: list[run_sweep.PreparedSweep] = []
 
-    def keep(sweep: commands.PreparedSweep, say: object, *, stop_on_failure: bool) -> commands.SweepResults:
+    def keep(sweep: run_sweep.PreparedSweep, say: object, *, stop_on_failure: bool) -> run_sweep.SweepResults:
         trained.append(sweep)
         return sweep.results()
 
-    monkeypatch.setattr(sweeping, "train_sweep", keep)
+    monkeypatch.setattr(run_sweep, "train", keep)
     job = fr.Job(name="small", model={"layers": 1, "embed": 16, "heads": 2}, data="texts", steps=2, runs="runs")
     result = fr.sweep(job, "optimizer.lr=1e-5,3e-5", "batch=4")
     [sweep] = trained

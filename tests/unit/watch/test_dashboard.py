@@ -20,8 +20,7 @@ from forerun.console import SafeConsole
 from forerun.report.run_record import RunRecord, read_run
 from forerun.report.run_status import RunState, RunStatus
 from forerun.watch import terminal
-from forerun.watch.braille_chart import braille_chart
-from forerun.watch.dashboard import dashboard, host_rows
+from forerun.watch.dashboard import braille_chart, dashboard
 from forerun.watch.run_reader import FolderReader
 
 RUNNING = RunStatus(RunState.RUNNING, "", 1.5)
@@ -115,7 +114,6 @@ def test_texts_of_a_run_cannot_control_the_terminal(run: WrittenRun) -> None:
     assert "\x1b[2J" not in shown
     assert "\x07" not in shown
     assert "[bold]x" in shown
-    assert host_rows(read_run(run.path))[1].step is None
 
 
 def test_many_hosts_are_the_slowest_ones(run: WrittenRun) -> None:

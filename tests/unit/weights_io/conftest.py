@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
-from forerun.models.families import gemma, gpt2, phi3
+from forerun.models.families import gemma, gpt2, llama
 from forerun.models.gpt2 import Gpt2, Gpt2Config
 from forerun.models.layer_kinds import LayerKind
 from forerun.nn import spec
@@ -148,7 +148,7 @@ def fused() -> Kind:
             "blocks.mlp_norm": layers("post_attention_layernorm", lambda w: w),
         }
 
-    return Kind(Decoder(DecoderConfig(3, E, H, K, D, F, V, tied=False)), phi3.TABLE, shapes, params)
+    return Kind(Decoder(DecoderConfig(3, E, H, K, D, F, V, tied=False)), llama.PHI3_TABLE, shapes, params)
 
 
 def gpt2_kind() -> Kind:

@@ -10,7 +10,7 @@ from forerun.errors import UserError
 from forerun.models.keys import Part, Stack, Tensor, fused, tensor
 from forerun.nn.spec import Normal, ParamSpec, stack
 from forerun.nn.weights.experts import Experts
-from forerun.weights_io.adapter_slots import slots_of
+from forerun.weights_io.adapter import slots_of
 
 EXPERTS = "model.layers.{}.mlp.experts."
 SPECS = {

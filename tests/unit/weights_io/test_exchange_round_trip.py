@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from forerun.hub.safetensors import open_weights
-from forerun.weights_io import blocks, leaves, write
+from forerun.weights_io import leaves, write
 from forerun.weights_io.match import dtypes_of
 from forerun.weights_io.read import read_params
 from forerun.weights_io.write import write_params
@@ -24,9 +24,9 @@ BITS = {2: np.uint16, 4: np.uint32}
 
 @pytest.fixture(autouse=True)
 def _tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut even these small tensors into several blocks, turned where they must be."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(blocks, "SMALLEST_TURN", 64)
+    """Cut even these small tensors into several leaves, turned where they must be."""
+    monkeypatch.setattr(leaves, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(leaves, "SMALLEST_TURN", 64)
     monkeypatch.setattr(leaves, "IN_FLIGHT_BYTES", 1000)
 
 

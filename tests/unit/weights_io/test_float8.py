@@ -16,13 +16,13 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.safetensors import open_weights
 from forerun.hub.snapshot import snapshot
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.models.pretrained import pretrained
-from forerun.models.scaled_floats import Float8, float8_in
+from forerun.models.quantization_config import Float8, float8_in
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.weights_io import float8
-from forerun.weights_io.other_tensors import open_others
+from forerun.weights_io import low_precision
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
+from forerun.weights_io.write import open_others
 
 CONFIG: dict[str, Any] = {
     "model_type": "mistral3",
@@ -106,13 +106,13 @@ def test_values_are_those_of_transformers(tmp_path: Path, block: list[int] | Non
         assert not [one for one in weights if "scale" in one or "vision" in one]
 
 
-@pytest.mark.parametrize("part_bytes", [float8._PART_BYTES, 5 * 40 * 4])
+@pytest.mark.parametrize("part_bytes", [low_precision._PART_BYTES, 5 * 40 * 4])
 def test_partial_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """The last block of a row or a column has fewer values, as in matrices whose sizes are no multiples of 128.
 
     Parts of five rows begin inside of a block of 16 rows.
     """
-    monkeypatch.setattr(float8, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(low_precision, "_PART_BYTES", part_bytes)
     folder = checkpoint(tmp_path, [16, 16])
     stored, name = stored_tensors(folder), LAYER + "mlp.down_proj.weight"
     scale = stored[f"{name}_scale_inv"]

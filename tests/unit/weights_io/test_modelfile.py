@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from forerun.hub.chat.turn_format import TurnFormat
-from forerun.weights_io.modelfile import modelfile
+from forerun.weights_io.serving import modelfile
 
 
 def test_template_stops_and_parameters() -> None:

@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.snapshot import snapshot
-from forerun.methods.job_warnings import warnings_of
+from forerun.methods.job_notes import warnings_of
 from forerun.models.pretrained import pretrained
+from forerun.models.quantization_config import is_mxfp4
 from forerun.models.registry import model_for
-from forerun.models.scaled_floats import is_mxfp4
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
 
@@ -88,7 +88,7 @@ def test_values_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_every_scale_and_code() -> None:
     """Against the definition of e2m1 and e8m0, in float64."""
-    from forerun.weights_io.mxfp4 import _pairs
+    from forerun.weights_io.low_precision import _pairs
 
     def value(code: int) -> float:
         sign, exponent, mantissa = (-1) ** (code >> 3), (code >> 1) & 3, code & 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.weights_io import documents
-from forerun.weights_io.vllm import checklist, serve_command
+from forerun.weights_io.serving import checklist, serve_command
 
 
 @pytest.fixture

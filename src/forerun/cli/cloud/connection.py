@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,26 +11,26 @@ if TYPE_CHECKING:
     from forerun.cloud.view.snapshot import RecordSnapshot
 
 
-def providers_of(args: argparse.Namespace) -> tuple[Provider, ...]:
+def providers_of(project: str | None) -> tuple[Provider, ...]:
     """Return the providers of the project that the options name."""
     from forerun.cloud.providers import all_providers
 
-    return tuple(all_providers(args.project))
+    return tuple(all_providers(project))
 
 
-def providers_of_run(args: argparse.Namespace, snapshot: RecordSnapshot) -> dict[str, Provider]:
+def providers_of_run(project: str | None, snapshot: RecordSnapshot) -> dict[str, Provider]:
     """Return the providers that a run uses, by name. A run on existing machines needs no credentials of a cloud."""
     from forerun.cloud.providers import provider_named
 
     options = [*snapshot.run.options, *(entry.option for entry in snapshot.attempts.values())]
-    return {name: provider_named(name, args.project) for name in dict.fromkeys(one.provider for one in options)}
+    return {name: provider_named(name, project) for name in dict.fromkeys(one.provider for one in options)}
 
 
-def files_of(args: argparse.Namespace) -> RunFiles:
+def files_of(name: str, project: str | None) -> RunFiles:
     """Return the record of the run that the user names, by its name or by its address."""
     from forerun.cloud.view.run_location import find_run
 
-    return find_run(args.name, lambda: providers_of(args))
+    return find_run(name, lambda: providers_of(project))
 
 
 def agrees(question: str, *, yes: bool) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from forerun.cli.cloud.connection import agrees, providers_of
 from forerun.reporter import LineReporter
+from forerun.verbs.option_types import Project, Value
 
 if TYPE_CHECKING:
     from forerun.cloud.provider import Resource
@@ -21,7 +21,20 @@ POLL_SECONDS = 2.0
 LATE_SECONDS = 10.0
 
 
-def run(args: argparse.Namespace) -> int:
+def down(
+    name: Annotated[str, Value("NAME", is_positional=True)] | None = None,
+    *,
+    all: bool = False,
+    yes: bool = False,
+    project: Project | None = None,
+) -> int:
+    """Delete the cloud resources of a run, or of all runs. Results stay in the bucket.
+
+    Args:
+      name: name of the run, or the address of its bucket folder
+      all: delete the resources of all runs in the project
+      yes: do not ask before deleting
+    """
     from forerun.cloud.record.read_entry import DamagedEntry
     from forerun.cloud.view.project_state import list_resources, read_project
     from forerun.cloud.view.removal import (
@@ -34,46 +47,46 @@ def run(args: argparse.Namespace) -> int:
     )
     from forerun.cloud.view.run_location import is_address, known_runs
 
-    name = _name(args)
+    _require_one_choice(name, all)
     known = (name, *known_runs()) if name is not None and is_address(name) else known_runs()
-    project = read_project(lambda: providers_of(args), known, time.time(), RECORD_SECONDS)
-    chosen = resources_of(name, project.resources)
-    snapshots = snapshots_of(name, chosen, project.snapshots)
-    if not chosen and all(one.is_over for one in snapshots.values()):
-        if project.errors:
-            raise project.errors[0]
+    state = read_project(lambda: providers_of(project), known, time.time(), RECORD_SECONDS)
+    chosen = resources_of(name, state.resources)
+    snapshots = snapshots_of(name, chosen, state.snapshots)
+    if not chosen and not any(not snapshot.is_over for snapshot in snapshots.values()):
+        if state.errors:
+            raise state.errors[0]
         print("nothing of forerun exists in this project" if name is None else f"{name} has no resources")
         return 0
     targets = removal_targets(chosen)
-    _show(chosen, project)
+    _show(chosen, state)
     LineReporter(sys.stderr).info("checkpoints and results stay in the bucket; forerun stop saves a checkpoint first")
     question = f"delete {_counted(len(targets), 'resource')}?" if targets else "end the runs without resources?"
-    if not agrees(question, yes=args.yes):
+    if not agrees(question, yes=yes):
         print("nothing is deleted")
         return 1
-    by_name = {one.name: one for one in project.providers}
-    unread = {folder: why for folder, why in project.unread.items() if folder in folders_of(chosen)}
+    by_name = {one.name: one for one in state.providers}
+    unread = {folder: why for folder, why in state.unread.items() if folder in folders_of(chosen)}
     damaged = [folder for folder, why in unread.items() if isinstance(why, DamagedEntry)]
-    result = take_down(targets, snapshots, by_name, project.now, LineReporter(sys.stderr), damaged)
+    result = take_down(targets, snapshots, by_name, state.now, LineReporter(sys.stderr), damaged)
     for folder, why in {**unread, **result.unrecorded}.items():
         LineReporter(sys.stderr).warn(
             f"the record in {folder} is incomplete, so a controller that still runs may rent again: {why}"
         )
     may_have_controller = unread or any(
-        one.damaged or one.controller(project.now) is not None for one in snapshots.values()
+        one.damaged or one.controller(state.now) is not None for one in snapshots.values()
     )
     until = time.monotonic() + (LATE_SECONDS if may_have_controller else 0.0)
     deleted, failed = set(result.deleted), dict(result.failed)
     while True:
-        resources, errors = list_resources(project.providers)
+        resources, errors = list_resources(state.providers)
         remaining = resources_of(name, resources)
         if time.monotonic() >= until:
             break
-        late = take_down(removal_targets(remaining), {}, by_name, project.now, LineReporter(sys.stderr))
+        late = take_down(removal_targets(remaining), {}, by_name, state.now, LineReporter(sys.stderr))
         deleted, failed = deleted | set(late.deleted), {**failed, **late.failed}
         time.sleep(POLL_SECONDS)
     require_removed(remaining, failed)
-    for error in (*errors, project.no_access):
+    for error in (*errors, state.no_access):
         if error is not None:
             raise error  # what other providers list is deleted
     remains = "nothing of forerun" if name is None else f"nothing of {name}"
@@ -98,18 +111,17 @@ def _show(chosen: Sequence[Resource], project: ProjectState) -> None:
             print(f"{resource.kind} {resource.name} in {resource.zone}")
 
 
-def _name(args: argparse.Namespace) -> str | None:
-    """Return the run to delete, or None for all."""
+def _require_one_choice(name: str | None, all: bool) -> None:
+    """Raise unless exactly one of a name and --all is given."""
     from forerun.errors import UserError
 
-    if (args.name is None) == (not args.all):
+    if (name is None) == (not all):
         raise UserError(
             "E-CLOUD-068",
             "forerun down needs the name of a run, or --all",
-            why="neither is given" if args.name is None else f"both {args.name} and --all are given",
+            why="neither is given" if name is None else f"both {name} and --all are given",
             fix="see the names with forerun ps",
         )
-    return None if args.all else str(args.name)
 
 
 def _counted(number: int, noun: str) -> str:

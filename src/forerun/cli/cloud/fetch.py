@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forerun.cli.arguments import options_of
 from forerun.cli.cloud.connection import files_of
 from forerun.safe_text import raw_stream
+from forerun.verbs.option_types import Folder, Project
 
 if TYPE_CHECKING:
     from forerun.cloud.view.download import ResultFile
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 LINE_COLUMNS = 79
 
 
-def run(args: argparse.Namespace) -> int:
+@options_of("forerun.verbs.cloud_runs:fetch_run")
+def fetch(name: str, *, to: Folder | None = None, project: Project | None = None) -> int:
+    """Download the results of a cloud run, and compare their checksums."""
     from forerun.cloud.record.run_files import EXPORT_FOLDER
     from forerun.cloud.view.download import fetch_results
     from forerun.units import Bytes
 
-    result = fetch_results(files_of(args), Path(args.to) if args.to else None, _tell)
+    result = fetch_results(files_of(name, project), Path(to) if to else None, _tell)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=raw_stream(sys.stderr), flush=True)
     files = (*result.downloaded, *result.present)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from forerun.cli.arguments import options_of
 from forerun.cli.cloud.connection import files_of
 from forerun.reporter import LineReporter
+from forerun.verbs.option_types import Count, Project, Value, host_index
 
 if TYPE_CHECKING:
     from forerun.cloud.record.host_log import LogReader
@@ -22,20 +23,35 @@ LONGEST_PAUSE_SECONDS = 30.0
 LEASE_SECONDS = 120.0
 
 
-def run(args: argparse.Namespace) -> int:
-    files = files_of(args)
+@options_of("forerun.verbs.cloud_runs:fetch_run", omit=("to",))
+def logs(
+    name: str,
+    *,
+    host: Annotated[int, Value("N", host_index)] = 0,
+    attempt: Count | None = None,
+    no_follow: bool = False,
+    project: Project | None = None,
+) -> int:
+    """Print the log of a host, and follow it until the run ends.
+
+    Args:
+      host: index of the host
+      attempt: number of the attempt (default: the newest)
+      no_follow: print the log up to now, and end
+    """
+    files = files_of(name, project)
     snapshot = _snapshot(files)
     newest = snapshot.newest
-    attempt = args.attempt or (newest.number if newest else None)
-    if attempt is None and args.no_follow:
+    chosen = attempt or (newest.number if newest else None)
+    if chosen is None and no_follow:
         LineReporter(sys.stderr).info("the run has no slice yet")
         return 0
-    _require(snapshot, attempt, args.host)
-    if args.no_follow:
-        assert attempt is not None
-        print_new(_open_log(files, snapshot, attempt, args.host))
+    _require(snapshot, chosen, host)
+    if no_follow:
+        assert chosen is not None
+        print_new(_open_log(files, snapshot, chosen, host))
         return 0
-    _follow(files, snapshot, attempt, args.host, only=args.attempt is not None)
+    _follow(files, snapshot, chosen, host, only=attempt is not None)
     return 0
 
 

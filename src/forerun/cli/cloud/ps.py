@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from forerun.cli.cloud.connection import providers_of
 from forerun.reporter import LineReporter
+from forerun.verbs.option_types import Project
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,24 +41,30 @@ STYLES = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
+def ps(*, project: Project | None = None, all: bool = False, json: bool = False) -> int:
+    """List the cloud resources that cost money.
+
+    Args:
+      all: also show resources that cost nothing, and ended runs
+      json: print the list as JSON
+    """
     from forerun.cloud.view.project_state import read_project
     from forerun.cloud.view.run_location import known_runs, remember_runs
     from forerun.cloud.view.run_rows import rows_of
 
-    project = read_project(lambda: providers_of(args), known_runs(), time.time())
-    remember_runs(project.snapshots)
-    rows = rows_of(project.resources, project.snapshots, project.now)
-    if not args.all:
+    state = read_project(lambda: providers_of(project), known_runs(), time.time())
+    remember_runs(state.snapshots)
+    rows = rows_of(state.resources, state.snapshots, state.now)
+    if not all:
         rows = tuple(row for row in rows if row.costs_money or row.kind == "slice")
-    if args.json:
-        print(json.dumps(_values(rows, project, all_runs=args.all), indent=2))
+    if json:
+        print(dumps(_values(rows, state, all_runs=all), indent=2))
     else:
-        _print(rows, project, all_runs=args.all)
-    for error in project.errors[1:]:
+        _print(rows, state, all_runs=all)
+    for error in state.errors[1:]:
         LineReporter(sys.stderr).warn(f"{error.what} [{error.code}]")
-    if project.errors:
-        raise project.errors[0]  # the list above is incomplete
+    if state.errors:
+        raise state.errors[0]  # the list above is incomplete
     return 0
 
 

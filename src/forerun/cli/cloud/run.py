@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from forerun import interrupt
+from forerun.cli.arguments import options_of
 from forerun.cli.cloud.connection import agrees
+from forerun.cli.cloud.run_options import RunOptions
 from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
 from forerun.reporter import LineReporter
+from forerun.verbs.option_types import JobFile, Override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
@@ -33,8 +35,24 @@ if TYPE_CHECKING:
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
 
-def run(args: argparse.Namespace) -> int:
-    """Plan, ask once, then control the run until it has ended."""
+@options_of("forerun.cli.cloud.run_options:RunOptions")
+def run(
+    job: JobFile,
+    *overrides: Override,
+    yes: bool = False,
+    dry_run: bool = False,
+    list_files: bool = False,
+    print_startup: bool = False,
+    **options: Any,
+) -> int:
+    """Plan, ask once, then control the run until it has ended.
+
+    Args:
+      yes: do not ask before renting
+      dry_run: print the plan and every request, and send nothing
+      list_files: print the files that are sent to the hosts, and end
+      print_startup: print the startup script of the hosts, and end
+    """
     from forerun.cli.cloud.file_list import print_file_list
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
@@ -49,24 +67,25 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.view.run_location import remember_runs
     from forerun.verbs.job_files import open_job
 
-    require_one_line(vars(args))
-    loaded = open_job(args.job, args.overrides)
+    require_one_line({"job": job, "overrides": overrides, **options})
+    chosen = RunOptions(**options)
+    loaded = open_job(job, overrides)
     folder = loaded.path.resolve().parent
-    local = job_files(loaded.path.read_text(encoding="utf-8"), folder, args.overrides, HOST_JOB_FOLDER)
-    if args.list_files:
+    local = job_files(loaded.path.read_text(encoding="utf-8"), folder, overrides, HOST_JOB_FOLDER)
+    if list_files:
         print_file_list(loaded.path, local)
         return 0
-    wanted = outline(args, loaded)
-    if args.print_startup:
+    wanted = outline(chosen, loaded, overrides)
+    if print_startup:
         from forerun.cloud.setup.startup import startup_script
 
         print(startup_script(wanted, wanted.options[0]), end="")
         return 0
-    providers = providers_for(args, [option.provider for option in wanted.options])
-    if args.dry_run:
+    providers = providers_for(chosen.project, [option.provider for option in wanted.options])
+    if dry_run:
         return _dry_run(wanted, folder, providers, local)
     if wanted.keeper:
-        compute = cast("ComputeProvider", provider_named("compute", args.project))
+        compute = cast("ComputeProvider", provider_named("compute", chosen.project))
         providers.setdefault("compute", compute)
     files, ledger = RunFiles(wanted.folder), ledger_of(wanted.folder)
     files.files.require_writable()
@@ -74,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
     entries = [entry for one in files.attempts().values() if (entry := undamaged(one)) is not None]
     entries += [one.entry for one in ledger.attempts.values()]
     used = {entry.option.provider for entry in entries} & {*GOOGLE, SSH}  # a record may name any provider
-    providers |= providers_for(args, used - set(providers))
-    agreed = with_cap(files, wanted, ledger, max_usd_given=args.max_usd is not None)
+    providers |= providers_for(chosen.project, used - set(providers))
+    agreed = with_cap(files, wanted, ledger, max_usd_given=chosen.max_usd is not None)
     with api_errors(providers):
         now = next(iter(providers.values())).now()
     if undamaged(files.finished()) is not None:
@@ -86,23 +105,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         spent_usd = usd_so_far(files, agreed, ledger, providers, now)
         _print_outline(agreed, providers, resumed=is_resumed, spent_usd=spent_usd, local=local)
-        if not agrees(_question(agreed, spent_usd), yes=args.yes):
+        if not agrees(_question(agreed, spent_usd), yes=yes):
             print("nothing is rented")
             return 1
     with api_errors(providers):
         begun = begin_run(files, agreed, providers, now, ledger=ledger)
     remember_runs([wanted.folder])
-    delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap, local=local)
+    delivery = delivery_for(begun, folder, providers, through_iap=chosen.tunnel_through_iap, local=local)
     if begun.keeper and undamaged(files.finished()) is None:
         from forerun.cloud.keeper.keeper_start import start_keeper
 
         start_keeper(
             begun, files, compute, local, delivery.identity, delivery.secrets, LineReporter(sys.stderr), time.sleep
         )
-        if args.no_wait:
+        if chosen.no_wait:
             print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
             return 0
-    view, end = control(args, begun, files, delivery, providers, now, ledger)
+    view, end = control(
+        begun, files, delivery, providers, now, ledger, _trains if chosen.no_wait else lambda view: False
+    )
     if end is None:
         print(f"{begun.name} trains. Follow it: forerun logs {begun.name}; list it: forerun ps")
         return 0
@@ -115,15 +136,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def control(
-    args: argparse.Namespace,
     wanted: CloudRun,
     files: RunFiles,
     delivery: JobDelivery,
     providers: Mapping[str, Provider],
     now: float,
     ledger: RunLedger,
+    until: Callable[[ControlView], bool],
 ) -> tuple[ControlView, EndRun | None]:
-    """Control a run until its end; with --no-wait, until its hosts train. Return the last view and the end."""
+    """Control a run until its end, or until a condition is met. Return the last view and the end."""
     from forerun.cli.cloud.run_display import ControlLines
     from forerun.cloud.control.controller import Controller, holder_name
 
@@ -138,14 +159,14 @@ def control(
     )
     with ControlLines(sys.stderr) as display:
         controller = Controller(wanted, files, providers, delivery, display, holder_name(), now, ledger)
-        return controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
+        return controller.follow(time.sleep, until=until)
 
 
-def providers_for(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Provider]:
+def providers_for(project: str | None, names: Iterable[str]) -> dict[str, Provider]:
     """Return the providers with these names."""
     from forerun.cloud.providers import provider_named
 
-    return {name: provider_named(name, args.project) for name in dict.fromkeys(names)}
+    return {name: provider_named(name, project) for name in dict.fromkeys(names)}
 
 
 def delivery_for(

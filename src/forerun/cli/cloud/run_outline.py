@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
+import os
 import platform
 import sys
 from importlib import metadata
@@ -15,6 +15,7 @@ from forerun.reporter import LineReporter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forerun.cli.cloud.run_options import RunOptions
     from forerun.cloud.provider import Capacity
     from forerun.cloud.record.entries import CloudRun, Option
     from forerun.config.load import LoadedJob
@@ -23,7 +24,7 @@ SSH = "ssh:"
 CAP_FACTOR = 2  # without --max-usd, the cap is this multiple of the planned cost
 
 
-def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
+def outline(options: RunOptions, loaded: LoadedJob, overrides: Sequence[str]) -> CloudRun:
     """Return the record of the run that the options and the job describe. Nothing is created.
 
     Raises:
@@ -36,14 +37,14 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
 
     job = loaded.job
     run_label(job.name)  # raises if the name cannot name resources
-    folder = _bucket_folder(args, loaded)
+    folder = _bucket_folder(options, loaded)
     steps = job.steps
     on_cpu = job.device == "cpu" or job.device == ("cpu",)
     rows: dict[str, dict[str, Any]] = {}
-    names = [args.on, *args.alternatives] if args.on else []
+    names = [options.on, *options.alternatives] if options.on else []
     slices = [] if on_cpu or any(name.startswith(SSH) for name in names) else _planned_slices(names)
     if slices or not (on_cpu or names):
-        by_slice, steps = _planned(args, loaded, list(dict.fromkeys(slices)))
+        by_slice, steps = _planned(options, loaded, list(dict.fromkeys(slices)))
         pairs = list(zip(names, slices, strict=True)) if slices else [(one, one) for one in by_slice]
         rows = {name: by_slice[slice_] for name, slice_ in pairs if slice_ in by_slice}
         names = list(rows)
@@ -54,40 +55,40 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
             why="the plan compares TPU slices, and this job does not use them",
             fix="add --on v5e-8, or remove `device: cpu` from the job",
         )
-    options = _options(args, names, rows)
-    max_usd = _cap(args, options)
-    device = "cpu" if on_cpu else "gpu" if is_gpu_machine(options[0].slice) else "tpu"
-    if args.on and args.on.startswith(SSH):
+    offers = _offers(options, names, rows)
+    max_usd = _cap(options, offers)
+    device = "cpu" if on_cpu else "gpu" if is_gpu_machine(offers[0].slice) else "tpu"
+    if options.on and options.on.startswith(SSH):
         device = _machine_device(loaded)
     return CloudRun(
         name=job.name,
         folder=folder,
         job=loaded.path.read_text(encoding="utf-8"),
-        options=tuple(options),
+        options=tuple(offers),
         max_usd=max_usd,
         created_at=0.0,
         device=device,
-        arguments=tuple(args.overrides),
+        arguments=tuple(overrides),
         versions=_versions(),
         total_steps=steps,
-        export=not args.no_export,
-        keeper=args.keeper,
-        image=args.image,
-        disk_gib=args.disk_gib,
-        network=args.network,
-        subnetwork=args.subnetwork,
-        service_account=args.service_account,
-        reservation=args.reservation,
-        internal_only=args.internal_ips,
-        wait_seconds=args.wait_seconds,
-        keeper_usd_per_hour=KEEPER_USD_PER_HOUR if args.keeper else 0.0,
+        export=not options.no_export,
+        keeper=options.keeper,
+        image=options.image,
+        disk_gib=options.disk_gib,
+        network=options.network,
+        subnetwork=options.subnetwork,
+        service_account=options.service_account,
+        reservation=options.reservation,
+        internal_only=options.internal_ips,
+        wait_seconds=options.wait_seconds,
+        keeper_usd_per_hour=KEEPER_USD_PER_HOUR if options.keeper else 0.0,
     )
 
 
-def _bucket_folder(args: argparse.Namespace, loaded: LoadedJob) -> str:
+def _bucket_folder(options: RunOptions, loaded: LoadedJob) -> str:
     from forerun.storage.address import Address
 
-    folder = args.bucket or loaded.job.checkpoint.folder
+    folder = options.bucket or loaded.job.checkpoint.folder
     if folder is None or not Address.of(folder).is_bucket:
         raise UserError(
             "E-CLOUD-054",
@@ -122,20 +123,20 @@ def _planned_slices(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) -> tuple[dict[str, Any], int | None]:
+def _planned(options: RunOptions, loaded: LoadedJob, names: Sequence[str]) -> tuple[dict[str, Any], int | None]:
     """Return the rows of the plan that fit, best first or in the order of --on and --or, and the steps of the job."""
-    from forerun.cli.options.job_warnings import print_warnings
+    from forerun.cli.stage_choice import print_warnings
     from forerun.console import SafeConsole
     from forerun.resolve.resolve_model import resolve_model
     from forerun.verbs.plan.plan import PIPED_COLUMNS, plan
 
     print_warnings(resolve_model(loaded.job))
-    zone = args.zones[0] if args.zones and not args.prices else None
+    zone = options.zones[0] if options.zones and not options.prices else None
     # Without --on, compare TPU slices only: the cheapest GPU machines are of providers that `run` cannot rent from.
     job = loaded.job if names or loaded.job.device != "auto" else loaded.job.model_copy(update={"device": "tpu"})
     # A price file may have other providers, for machines that the user rents in another way.
-    provider = () if args.prices else "gcp"
-    found = plan(job, on=names or None, goal=args.goal, zone=zone, provider=provider, prices=args.prices)
+    provider = () if options.prices else "gcp"
+    found = plan(job, on=names or None, goal=options.goal, zone=zone, provider=provider, prices=options.prices)
     found.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS))
     found.require_fit()
     rows = {row["slice"]: row for row in found.rows if row["fits"] and not row["changes"]}
@@ -165,15 +166,15 @@ def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) 
     return {name: rows[name] for name in order if name in rows}, found.job.steps
 
 
-def _options(args: argparse.Namespace, names: Sequence[str], rows: dict[str, dict[str, Any]]) -> list[Option]:
+def _offers(options: RunOptions, names: Sequence[str], rows: dict[str, dict[str, Any]]) -> list[Option]:
     from forerun.cloud.control.offers import slice_offers
 
     capacity: Capacity = "on-demand"
-    if args.spot:
+    if options.spot:
         capacity = "spot"
-    elif args.flex_start:
+    elif options.flex_start:
         capacity = "flex-start"
-    elif args.reservation:
+    elif options.reservation:
         capacity = "reservation"
     if names[0].startswith(SSH):
         from forerun.cloud.ssh.ssh_provider import machine_option
@@ -185,11 +186,11 @@ def _options(args: argparse.Namespace, names: Sequence[str], rows: dict[str, dic
         for option in slice_offers(
             name,
             capacity,
-            args.zones,
+            options.zones,
             row=rows.get(name),
-            prices_file=args.prices,
-            provider=args.provider,
-            usd_per_hour=args.usd_per_hour,
+            prices_file=None if options.prices is None else os.fspath(options.prices),
+            provider=options.provider,
+            usd_per_hour=options.usd_per_hour,
         )
     ]
 
@@ -207,14 +208,14 @@ def _machine_device(loaded: LoadedJob) -> str:
     return device
 
 
-def _cap(args: argparse.Namespace, options: Sequence[Option]) -> float | None:
+def _cap(options: RunOptions, offers: Sequence[Option]) -> float | None:
     """Return the cap: that of the user, else a multiple of the planned cost; None for machines that cost nothing."""
     from forerun.cloud.control.billing import least_usd
 
-    if all(option.usd_per_hour == 0 for option in options):
+    if all(offer.usd_per_hour == 0 for offer in offers):
         return None
-    cap: float | None = args.max_usd
-    first = options[0]
+    cap: float | None = options.max_usd
+    first = offers[0]
     if cap is None and first.hours is not None:
         cap = float(math.ceil(max(CAP_FACTOR * first.hours * first.usd_per_hour, least_usd(first.usd_per_hour))))
     if cap is None:

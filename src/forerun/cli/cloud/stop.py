@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from forerun.cli.arguments import options_of
 from forerun.cli.cloud.connection import files_of, providers_of_run
 from forerun.reporter import LineReporter
+from forerun.verbs.option_types import Project
 
 if TYPE_CHECKING:
     from forerun.cloud.control.actions import Action
@@ -21,7 +22,13 @@ POLL_SECONDS = 2.0
 REASON = "forerun stop"
 
 
-def run(args: argparse.Namespace) -> int:
+@options_of("forerun.verbs.cloud_runs:fetch_run", omit=("to",))
+def stop(name: str, *, no_wait: bool = False, project: Project | None = None) -> int:
+    """Save a checkpoint of a cloud run, and delete its slice.
+
+    Args:
+      no_wait: end when the stop is requested, before it is done
+    """
     from forerun.cloud.control.controller import Controller, holder_name
     from forerun.cloud.control.ledger import ledger_of
     from forerun.cloud.record.entries import StopEntry
@@ -29,17 +36,17 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.view.project_state import cloud_time
     from forerun.cloud.view.snapshot import read_snapshot
 
-    files = files_of(args)
+    files = files_of(name, project)
     recorded = read_snapshot(files)
     assert recorded is not None
     snapshot = require_undamaged(recorded)
     if snapshot.is_over:
         print(f"{snapshot.run.name} has {'finished' if snapshot.finished else 'stopped'} already; nothing is billed")
         return 0
-    providers = providers_of_run(args, snapshot)
+    providers = providers_of_run(project, snapshot)
     files.request_stop(StopEntry(cloud_time(tuple(providers.values()), time.time()), REASON))
     LineReporter(sys.stderr).info("stop requested: the hosts save a checkpoint, then the slice is deleted")
-    if args.no_wait:
+    if no_wait:
         print("forerun ps shows the slice until it is deleted")
         return 0
     controller = Controller(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from forerun.data.inspect.corpus_report import RowSegment, Sample, TokenPiece
 from forerun.data.tokenizer import ByteTokenizer, Tokenizer
@@ -24,19 +24,6 @@ ODD_BLANKS = "\xa0\u2007\u202f\u3164"
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
-class Spelling(Protocol):
-    """The texts of a tokenizer's ids."""
-
-    def special(self, token: int) -> str | None:
-        """Return the name of a special token, or None for a plain token."""
-
-    def texts(self, ids: Sequence[int], joins: Sequence[bool]) -> list[tuple[int, str, bytes | None]]:
-        """Return (number of tokens, their text, their bytes if known) for each piece, in order.
-
-        Token n may be in the same piece as the token before it only if `joins[n]`.
-        """
-
-
 @dataclass(frozen=True)
 class ByteSpelling:
     """The spelling of tokenizers whose plain tokens are bytes."""
@@ -45,9 +32,14 @@ class ByteSpelling:
     names: dict[int, str]
 
     def special(self, token: int) -> str | None:
+        """Return the name of a special token, or None for a plain token."""
         return self.names.get(token)
 
     def texts(self, ids: Sequence[int], joins: Sequence[bool]) -> list[tuple[int, str, bytes | None]]:
+        """Return (number of tokens, their text, their bytes if known) for each piece, in order.
+
+        Token n may be in the same piece as the token before it only if `joins[n]`.
+        """
         found: list[tuple[int, str, bytes | None]] = []
         held, count = b"", 0
         for n, token in enumerate(ids):
@@ -84,11 +76,14 @@ class DecodedSpelling:
         return found
 
 
+Spelling = ByteSpelling | DecodedSpelling
+
+
 def spelling_of(tokenizer: Tokenizer) -> Spelling:
     """Return the spelling for a tokenizer."""
     if isinstance(tokenizer, ByteTokenizer):
         return ByteSpelling(_byte_of, {tokenizer.eos: BYTE_END})
-    inner: Any = tokenizer._inner  # type: ignore[attr-defined]
+    inner: Any = tokenizer._inner
     added = inner.get_added_tokens_decoder()
     names = {int(token): one.content for token, one in added.items() if one.special}
     if type(inner.decoder).__name__ == "ByteLevel":

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forerun.data import checked_json
-from forerun.data.source.rows import BadRow, RowPlace
+from forerun.data.source.rows import BadRow
 from forerun.data.source.sources import Source
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.recipe import FORMAT, Recipe
 from forerun.data.tokens.store import INDEX, index_entry, read_index
 from forerun.data.tokens.unit import (
     Unit,
+    bad_from,
     listed_units,
     read_skipped,
     remove_leftovers,
@@ -66,18 +67,18 @@ class Limits:
             damaged |= dict.fromkeys(unit["bad_files"])
             names += [unit_name(unit["unit"], unit["of"])] if unit["bad"] or unit["bad_files"] else []
         if len(damaged) > self.files:
-            faults = (one for one in read_skipped(store, names) if one["whole_file"])
+            faults = (bad for bad in read_skipped(store, names) if bad.whole_file)
             raise self._too_many(faults, len(damaged), None, "file", "are damaged", "bad_files", self.files)
         allowed = self.rows * rows if self.rows < 1 else self.rows
         if bad > allowed and (whole or not 0 < self.rows < 1):
-            faults = (one for one in read_skipped(store, names) if not one["whole_file"])
+            faults = (bad for bad in read_skipped(store, names) if not bad.whole_file)
             raise self._too_many(faults, bad, rows, "row", "are bad", "bad_rows", self.rows)
 
     def _too_many(
-        self, faults: Iterable[dict[str, Any]], many: int, of: int | None, word: str, verb: str, key: str, limit: float
+        self, faults: Iterable[BadRow], many: int, of: int | None, word: str, verb: str, key: str, limit: float
     ) -> UserError:
         """Return the error for too many bad rows or files. With a limit of 0 it is the error of the first one."""
-        first = [bad_from(one) for one in islice(faults, 3)]
+        first = list(islice(faults, 3))
         if limit == 0:
             return stopped(first[0])
         among = "" if of is None else f" of {of}"
@@ -96,12 +97,6 @@ def stopped(bad: BadRow) -> UserError:
     if f"data.{key}" not in error.fix:
         error.fix += f"; to skip such {key.removeprefix('bad_')}: data.{key}=N"
     return error
-
-
-def bad_from(one: dict[str, Any]) -> BadRow:
-    """Return the bad row of a record."""
-    place = RowPlace(one["file"], one["number"], one["word"])
-    return BadRow(one["code"], one["what"], one["why"], one["fix"], place, one["whole_file"])
 
 
 def _number(limit: float) -> str:

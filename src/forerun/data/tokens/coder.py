@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -58,40 +58,8 @@ def has_lone_surrogate(text: str) -> bool:
     return False
 
 
-class Coder(Protocol):
-    """An encoder of batches of texts. It adds no tokens at the beginning or the end of a text."""
-
-    @property
-    def specials(self) -> list[str]:
-        """The texts of the special tokens."""
-
-    @property
-    def protection(self) -> Protection:
-        """Protection against forged special tokens."""
-
-    def encode_plain(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of texts, with special tokens as plain text."""
-
-    def encode_continuations(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of texts that continue another text: as `encode_plain`, but without a mark at the start."""
-
-    def encode_with_specials(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of texts, with special tokens as their ids."""
-
-    def encode_rendered(self, texts: Sequence[str]) -> list[tuple[Ids, Spans]]:
-        """Return the ids and spans of rendered texts, with special tokens as their ids, except protected ones.
-
-        Spans do not count the marks of the protection.
-        """
-
-
-def open_coder(tokenizer: str) -> Coder:
-    """Return the coder of 'bytes', or of the path of a tokenizer.json."""
-    return ByteCoder() if tokenizer == BYTES else FileCoder(read_content(Path(tokenizer)))
-
-
 class ByteCoder:
-    """The coder of UTF-8 bytes, which have no special tokens."""
+    """The coder of UTF-8 bytes, which have no special tokens. Its methods are those of `FileCoder`."""
 
     def __init__(self) -> None:
         self.specials: list[str] = []
@@ -111,7 +79,7 @@ class ByteCoder:
 
 
 class FileCoder:
-    """The coder of a tokenizer.json, given as bytes."""
+    """The coder of a tokenizer.json, given as bytes. It adds no tokens at the beginning or the end of a text."""
 
     def __init__(self, raw: bytes) -> None:
         import tokenizers
@@ -126,17 +94,24 @@ class FileCoder:
         self.protection = Protection(special_ids, vocabulary, lambda: raw)
 
     def encode_plain(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of texts, with special tokens as plain text."""
         return self._encode(texts, special_tokens=False)
 
     def encode_with_specials(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of texts, with special tokens as their ids."""
         return self._encode(texts, special_tokens=True)
 
     def encode_continuations(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the ids of texts that continue another text: as `encode_plain`, but without a mark at the start."""
         if not self._begins_differently or self._keeps_space is None or self.protection.has_reserved(list(texts)):
             return self.encode_plain(texts)
         return self.protection.encode_after(self._keeps_space, texts)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[tuple[Ids, Spans]]:
+        """Return the ids and spans of rendered texts, with special tokens as their ids, except protected ones.
+
+        Spans do not count the marks of the protection.
+        """
         protected = {number: self.protection.encode(text) for number, text in enumerate(texts) if is_protected(text)}
         others = [text for text in texts if not is_protected(text)]
         with limited_memory(sum(map(len, others))):
@@ -156,3 +131,11 @@ class FileCoder:
         return '"prepend_scheme":"first"' in json.dumps(json.loads(self._inner.to_str())["pre_tokenizer"]).replace(
             " ", ""
         )
+
+
+Coder = ByteCoder | FileCoder
+
+
+def open_coder(tokenizer: str) -> Coder:
+    """Return the coder of 'bytes', or of the path of a tokenizer.json."""
+    return ByteCoder() if tokenizer == BYTES else FileCoder(read_content(Path(tokenizer)))

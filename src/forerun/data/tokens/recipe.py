@@ -5,27 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from forerun.data.source.rows import FilePiece
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from forerun.data.source.sources import Source
     from forerun.data.tokenizer import Tokenizer
 
 FORMAT = 1  # of the store; part of its key
 CONVERSATIONS = 2  # version of the encoding of conversations, part of the key of their stores
 BYTES = "bytes"
 PLACES = ("tokenizer", "template_origin")  # settings that do not change the tokens
-
-
-class RecipeSource(Protocol):
-    """The part of `forerun.data.source.sources.Source` that a recipe uses."""
-
-    def pieces(self, piece_bytes: int) -> list[FilePiece]: ...
-    def identities(self) -> list[str]:
-        """Return a digest of the content of each file."""
-
-    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class Recipe:
         found = {name: value for name, value in asdict(self).items() if name not in omitted} | {"format": FORMAT}
         return found if self.template is None else found | {"conversations": CONVERSATIONS}
 
-    def key(self, source: RecipeSource) -> str:
+    def key(self, source: Source) -> str:
         """Return the key of a store, 32 hex digits of the contents and form of the source and of the settings."""
         return hashlib.sha256(canonical([source.identities(), _form(source), self.settings()])).hexdigest()[:32]
 
@@ -103,10 +92,10 @@ def is_validation(values: dict[str, Any], share: float) -> bool:
     return number < share * 2.0**64
 
 
-def _form(source: RecipeSource) -> dict[str, Any]:
+def _form(source: Source) -> dict[str, Any]:
     """Return how the files are read. Keys that were added later are included only if set, so older keys stay valid."""
-    form = {name: getattr(source, name, None) for name in ("kind", "form", "columns")}
-    later = {name: getattr(source, name, None) for name in ("separator", "limit")}
+    form = {name: getattr(source, name) for name in ("kind", "form", "columns")}
+    later = {name: getattr(source, name) for name in ("separator", "limit")}
     return form | {name: value for name, value in later.items() if value is not None}
 
 

@@ -56,11 +56,9 @@ class TokenStore:
     @property
     def skipped(self) -> Iterator[BadRow]:
         """The skipped rows and files, in the order of the data."""
-        from forerun.data.tokens.build import bad_from
-
         units = self.train.units
         names = [unit_name(unit["unit"], unit["of"]) for unit in map(units.__getitem__, units.faulty)]
-        return (bad_from(one) for one in read_skipped(self.folder, names))
+        return read_skipped(self.folder, names)
 
     @property
     def local_folder(self) -> Path:

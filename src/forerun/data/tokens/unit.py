@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.source.identity import cache_folder
-from forerun.data.source.rows import BadRow, FilePiece
+from forerun.data.source.rows import BadRow, FilePiece, RowPlace
 from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import FORMAT
@@ -429,8 +429,14 @@ def bad_json(bad: BadRow) -> dict[str, Any]:
     return place | {"code": bad.code, "what": bad.what, "why": bad.why, "fix": bad.fix, "whole_file": bad.whole_file}
 
 
-def read_skipped(store: Path | Folder, names: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """Yield the records of skipped rows and files, in the order of the data. Raise UserError if one is damaged."""
+def bad_from(record: dict[str, Any]) -> BadRow:
+    """Return the bad row of a record."""
+    place = RowPlace(record["file"], record["number"], record["word"])
+    return BadRow(record["code"], record["what"], record["why"], record["fix"], place, record["whole_file"])
+
+
+def read_skipped(store: Path | Folder, names: Iterable[str]) -> Iterator[BadRow]:
+    """Yield the skipped rows and files, in the order of the data. Raise UserError if one is damaged."""
     folder = folder_at(store)
     for name in names:
         summary = summary_of(folder, name)
@@ -442,7 +448,7 @@ def read_skipped(store: Path | Folder, names: Iterable[str]) -> Iterable[dict[st
         if hashlib.sha256(content).hexdigest() != summary["files"][SKIPPED]["sha256"]:
             raise unit_damage(folder, f"{name}/{SKIPPED}", "it differs from its checksum")
         for line in content.splitlines():
-            yield json.loads(line)
+            yield bad_from(json.loads(line))
 
 
 def unit_damage(store: Folder, file: str, why: str) -> UserError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.models.decoder_config import DecoderConfig, Gpt2Config
-from forerun.models.families.settings import Settings
+from forerun.models.families.settings import Settings, rope_json
 from forerun.models.families.wrapper import INNER, Layout, Wrapper
 from forerun.models.keys import EXPERT, LAYER, Tensor, fused, tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.nn.rope import smallest_period
+from forerun.nn.rope import Rope, smallest_period
 
 Config = DecoderConfig | Gpt2Config
 DROPOUTS = ("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout",
@@ -110,6 +110,10 @@ MLP_BIASES = (
     tensor(MLP + "up_proj.bias", "blocks.up_bias", "F"),
     tensor(MLP + "down_proj.bias", "blocks.down_bias", "E"),
 )
+JOINT_HEAD_NORMS = (  # over all heads together
+    tensor(SELF + "q_norm.weight", "blocks.query_norm", "(HD)"),
+    tensor(SELF + "k_norm.weight", "blocks.key_norm", "(KD)"),
+)
 HEAD_NORMS = (
     tensor(SELF + "q_norm.weight", "blocks.query_norm", "D"),
     tensor(SELF + "k_norm.weight", "blocks.key_norm", "D"),
@@ -131,12 +135,20 @@ NORMS_BOTH = (
 
 
 def dimensions(
-    s: Settings, *, tied: bool, eps: float, head_dim: int | None = None, mlp: str = "intermediate_size"
+    s: Settings,
+    *,
+    tied: bool,
+    eps: float,
+    head_dim: int | None = None,
+    mlp: str = "intermediate_size",
+    activation: str = "silu",
 ) -> dict[str, Any]:
     """Return the settings that all families have in common.
 
-    `tied`, `eps` and `head_dim` are the family's defaults, and `mlp` is its key for the width of the MLP.
+    `tied`, `eps` and `head_dim` are the family's defaults, `mlp` is its key for the width of the MLP, and `activation`
+    is the only activation that it has.
     """
+    s.only("hidden_act", activation, default=activation)
     embed, heads = s.need("hidden_size"), s.need("num_attention_heads")
     for name in DROPOUTS:
         s.take(name)
@@ -152,6 +164,18 @@ def dimensions(
         "tied": s.take("tie_word_embeddings", tied),
         "norm_eps": float(s.take("rms_norm_eps", eps)),
     }
+
+
+def rope(s: Settings, default_theta: float, *, partial: bool = False) -> dict[str, Any]:
+    """Return the settings of RoPE if all layers have the same. The arguments are those of `Settings.rope`."""
+    theta, scaling = s.rope(default_theta, partial=partial)
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def biases(s: Settings) -> dict[str, Any]:
+    """Return the settings of biases for families in which `attention_bias` adds all of them."""
+    bias = bool(s.take("attention_bias", False))
+    return {"qkv_bias": bias, "out_bias": bias}
 
 
 def repeated(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
@@ -172,11 +196,26 @@ def window_of_layers(s: Settings, layers: int, window: int | None) -> list[int |
     return [window if kind == "sliding_attention" else None for kind in known_types(s, types, layers)]
 
 
-def kinds_of_types(
-    s: Settings, layers: int, default: Sequence[str], by_type: Mapping[str, LayerKind]
-) -> list[LayerKind]:
-    """Return the kind of each layer from `layer_types`, or from the family's default types if the key is missing."""
-    return [by_type[name] for name in known_types(s, s.take("layer_types", list(default)), layers)]
+def windowed_kinds(
+    s: Settings, default: Sequence[str], *, full: Rope | None, sliding: Rope | None, window: int | None
+) -> tuple[LayerKind, ...]:
+    """Return one period of the layers' kinds, from `layer_types` or the family's default types.
+
+    Args:
+        s: The file.
+        default: The type of every layer if the key is missing.
+        full: RoPE of layers that see all positions.
+        sliding: RoPE of layers with a window.
+        window: The window of these layers.
+    """
+    by_type = {"full_attention": LayerKind(None, full), "sliding_attention": LayerKind(window, sliding)}
+    types = known_types(s, s.take("layer_types", list(default)), len(default))
+    return repeated([by_type[name] for name in types])
+
+
+def periodic_types(layers: int, every: int) -> list[str]:
+    """Return the types of layers that have a window, except for every `every`th one."""
+    return ["sliding_attention" if (n + 1) % every else "full_attention" for n in range(layers)]
 
 
 def window_or(s: Settings, default: int) -> int | None:
@@ -205,4 +244,5 @@ def plain_json(c: DecoderConfig) -> dict[str, Any]:
         "rms_norm_eps": c.norm_eps,
         "hidden_act": "silu",
         "initializer_range": 0.02,
+        "rope_parameters": rope_json(c.rope_theta, c.rope_scaling),
     }

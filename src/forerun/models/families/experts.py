@@ -1,14 +1,16 @@
-"""Mixture of experts in every layer: Qwen3-MoE, Mixtral and OLMoE with softmax routing, MiniMax-M2 with sigmoids."""
+"""Mixture of experts in every layer: Qwen3-MoE, Mixtral and OLMoE with softmax routing, MiniMax-M2, and gpt-oss."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from forerun.models.decoder_config import DecoderConfig, ExpertConfig
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.families import base
-from forerun.models.families.settings import Settings, rope_json
-from forerun.models.keys import EXPERT, Tensor, tensor
+from forerun.models.families.settings import Settings
+from forerun.models.keys import EXPERT, Tensor, interleaved, tensor
+from forerun.models.sizes import GPT_OSS_YARN
+from forerun.nn.rope import Rope, Yarn
 
 WITHOUT_EFFECT = ("output_router_logits",)  # whether transformers adds the balance loss; a job decides it here
 
@@ -48,23 +50,19 @@ def experts_of(
 
 def read_qwen3_moe(s: Settings) -> DecoderConfig:
     """Return the dimensions of Qwen3-MoE: Qwen3 with experts. `intermediate_size` is not used."""
-    s.only("hidden_act", "silu", default="silu")
     s.only("decoder_sparse_step", 1, default=1)
     s.only("mlp_only_layers", [], default=[])
     sizes = base.dimensions(s, tied=False, eps=1e-6)
-    bias = bool(s.take("attention_bias", False))
+    biases, rope = base.biases(s), base.rope(s, 10_000.0)
     experts = experts_of(s, count=128, top=8, mlp=s.take("moe_intermediate_size", 768), balance_loss=0.001)
-    theta, scaling = s.rope(10_000.0)
     window = s.take("sliding_window", 4096)
     s.take("max_window_layers")  # it has no effect in transformers: a window is in all layers
     return DecoderConfig(
         **sizes,
-        qkv_bias=bias,
-        out_bias=bias,
+        **biases,
+        **rope,
         qk_norm=True,
         window=window if s.take("use_sliding_window", False) else None,
-        rope_theta=theta,
-        rope_scaling=scaling,
         experts=experts,
     )
 
@@ -76,7 +74,6 @@ def write_qwen3_moe(c: DecoderConfig) -> dict[str, Any]:
         "attention_bias": c.qkv_bias,
         "use_sliding_window": c.window is not None,
         "sliding_window": c.window,
-        "rope_parameters": rope_json(c.rope_theta, c.rope_scaling),
         "num_experts": c.experts.count,
         "num_experts_per_tok": c.experts.top,
         "moe_intermediate_size": c.experts.mlp,
@@ -89,38 +86,28 @@ def write_qwen3_moe(c: DecoderConfig) -> dict[str, Any]:
 
 def read_mixtral(s: Settings) -> DecoderConfig:
     """Return the dimensions of Mixtral: Mistral with experts of width `intermediate_size`."""
-    s.only("hidden_act", "silu", default="silu")
     s.only("router_jitter_noise", 0.0, default=0.0)
-    theta, scaling = s.rope(1_000_000.0)
-    sizes = base.dimensions(s, tied=False, eps=1e-5)
+    rope, sizes = base.rope(s, 1_000_000.0), base.dimensions(s, tied=False, eps=1e-5)
     experts = experts_of(s, count=8, top=2, mlp=sizes["mlp"], balance_loss=0.001, normalised=True)
-    return DecoderConfig(
-        **sizes, window=s.take("sliding_window"), rope_theta=theta, rope_scaling=scaling, experts=experts
-    )
+    return DecoderConfig(**sizes, **rope, window=s.take("sliding_window"), experts=experts)
 
 
 def read_olmoe(s: Settings) -> DecoderConfig:
     """Return the dimensions of OLMoE: norms over all heads of q and of k together, and experts."""
-    s.only("hidden_act", "silu", default="silu")
     s.only("clip_qkv", None)
-    theta, scaling = s.rope(10_000.0)
-    sizes = base.dimensions(s, tied=False, eps=1e-5)
-    bias = bool(s.take("attention_bias", False))
+    rope, sizes = base.rope(s, 10_000.0), base.dimensions(s, tied=False, eps=1e-5)
     return DecoderConfig(
         **sizes,
-        qkv_bias=bias,
-        out_bias=bias,
+        **base.biases(s),
+        **rope,
         qk_norm=True,
         norm_heads_together=True,
-        rope_theta=theta,
-        rope_scaling=scaling,
         experts=experts_of(s, count=64, top=8, mlp=sizes["mlp"], balance_loss=0.01),
     )
 
 
 def read_minimax_m2(s: Settings) -> DecoderConfig:
     """Return the dimensions of MiniMax-M2. Published files describe its routing in keys that transformers ignores."""
-    s.only("hidden_act", "silu", default="silu")
     s.only("router_jitter_noise", 0.0, default=0.0)
     s.only("scoring_func", "sigmoid", default="sigmoid")
     s.only("qk_norm_type", "per_layer", default="per_layer")
@@ -134,14 +121,13 @@ def read_minimax_m2(s: Settings) -> DecoderConfig:
     outer = s.take("partial_rotary_factor")
     share = s.rope_value("partial_rotary_factor") or outer or 1.0
     dims = s.take("rotary_dim", int(sizes["head_dim"] * share))
-    theta, scaling = s.rope(5_000_000.0, partial=True)
+    rope = base.rope(s, 5_000_000.0, partial=True)
     experts = experts_of(s, count=256, top=8, mlp=sizes["mlp"], balance_loss=0.001, normalised=True)
     return DecoderConfig(
         **sizes,
         qk_norm=True,
         norm_heads_together=True,
-        rope_theta=theta,
-        rope_scaling=scaling,
+        **rope,
         rope_dims=dims,
         experts=replace(experts, sigmoid=True),
     )
@@ -177,15 +163,13 @@ OLMOE_TABLE = (
     *base.EMBEDDING,
     *base.PROJECTIONS,
     *base.BIASES,
-    tensor(base.SELF + "q_norm.weight", "blocks.query_norm", "(HD)"),
-    tensor(base.SELF + "k_norm.weight", "blocks.key_norm", "(KD)"),
+    *base.JOINT_HEAD_NORMS,
     *QWEN_EXPERTS,
     *base.NORMS_BEFORE,
 )
 MINIMAX_M2_TABLE = (
     *MIXTRAL_TABLE,
-    tensor(base.SELF + "q_norm.weight", "blocks.query_norm", "(HD)"),
-    tensor(base.SELF + "k_norm.weight", "blocks.key_norm", "(KD)"),
+    *base.JOINT_HEAD_NORMS,
     tensor("model.layers.{}.block_sparse_moe.e_score_correction_bias", "blocks.router_correction", "X"),
 )
 # The multi-token prediction of published files, and widths of parts that no layer has.
@@ -202,3 +186,74 @@ _RENAMED = (".block_sparse_moe.", ".mlp.")
 MIXTRAL = base.Family("mixtral", "MixtralForCausalLM", read_mixtral, MIXTRAL_TABLE, renamed=_RENAMED)
 MINIMAX_M2 = base.Family("minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2, MINIMAX_M2_TABLE, renamed=_RENAMED)
 OLMOE = base.Family("olmoe", "OlmoeForCausalLM", read_olmoe, OLMOE_TABLE)
+
+
+# ---- gpt-oss: attention sinks, windows in every other layer, and experts with biases and a clamped gate ----
+
+
+GPT_OSS_THETA = 150_000.0
+
+
+def read_gpt_oss(s: Settings) -> DecoderConfig:
+    theta, scaling = s.rope(GPT_OSS_THETA)
+    if not s.has_rope_section:
+        scaling = GPT_OSS_YARN  # the default of transformers
+    sizes = base.dimensions(s, tied=False, eps=1e-5, head_dim=64)
+    rope, window = Rope(theta, sizes["head_dim"], scaling), base.window_or(s, 128)
+    types = base.periodic_types(sizes["layers"], 2)
+    kinds = base.windowed_kinds(s, types, full=rope, sliding=rope, window=window)
+    experts = experts_of(s, count=128, top=4, mlp=sizes["mlp"], balance_loss=0.001, normalised=True)
+    # Published files repeat two settings under the names of OpenAI's own code.
+    s.only("experts_per_token", experts.top, default=experts.top)
+    original = scaling.original if isinstance(scaling, Yarn) else None
+    s.only("initial_context_length", original, default=original)
+    bias = bool(s.take("attention_bias", True))
+    clamped = ClampedGate(float(s.take("swiglu_alpha", 1.702)), float(s.take("swiglu_limit", 7.0)))
+    return DecoderConfig(
+        **sizes,
+        qkv_bias=bias,
+        out_bias=bias,
+        attention_sinks=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        kinds=kinds,
+        experts=replace(experts, bias=True, clamped=clamped),
+    )
+
+
+def write_gpt_oss(c: DecoderConfig) -> dict[str, Any]:
+    assert c.experts is not None
+    assert c.experts.clamped is not None
+    kinds = c.all_kinds
+    window = next((kind.window for kind in kinds if kind.window is not None), None)
+    return base.plain_json(c) | {
+        "head_dim": c.head_dim,
+        "attention_bias": c.qkv_bias,
+        "sliding_window": window,
+        "layer_types": ["full_attention" if kind.window is None else "sliding_attention" for kind in kinds],
+        "num_local_experts": c.experts.count,
+        "num_experts_per_tok": c.experts.top,
+        "router_aux_loss_coef": c.experts.balance_loss,
+        "swiglu_alpha": c.experts.clamped.alpha,
+        "swiglu_limit": c.experts.clamped.limit,
+    }
+
+
+_EXPERTS = base.MLP + "experts."
+GPT_OSS_TABLE = (
+    *base.EMBEDDING,
+    *base.PROJECTIONS,
+    *base.BIASES,
+    tensor(base.SELF + "sinks", "blocks.sinks", "H"),
+    tensor(base.MLP + "router.weight", "blocks.router", "X E"),
+    tensor(base.MLP + "router.bias", "blocks.router_bias", "X"),
+    # The columns of gate and up alternate. Matrices have their inputs first.
+    interleaved(_EXPERTS + "gate_up_proj", ("blocks.expert_gate", "X E M"), ("blocks.expert_up", "X E M"), along=2),
+    interleaved(
+        _EXPERTS + "gate_up_proj_bias", ("blocks.expert_gate_bias", "X M"), ("blocks.expert_up_bias", "X M"), along=1
+    ),
+    tensor(_EXPERTS + "down_proj", "blocks.expert_down", "X M E"),
+    tensor(_EXPERTS + "down_proj_bias", "blocks.expert_down_bias", "X E"),
+    *base.NORMS_BEFORE,
+)
+GPT_OSS = base.Family("gpt_oss", "GptOssForCausalLM", read_gpt_oss, GPT_OSS_TABLE, write_gpt_oss)

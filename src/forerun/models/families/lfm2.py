@@ -19,7 +19,6 @@ WITHOUT_EFFECT = (
 
 
 def read(s: Settings) -> DecoderConfig:
-    s.only("hidden_act", "silu", default="silu")
     s.only("conv_bias", False, default=False)
     s.only("use_pos_enc", True, default=True)
     s.only("block_use_swiglu", True, default=True)
@@ -27,7 +26,7 @@ def read(s: Settings) -> DecoderConfig:
     sizes = base.dimensions(s, tied=True, eps=eps)
     sizes["tied"] = bool(s.take("tie_embedding", sizes["tied"]))
     sizes["mlp"] = _mlp(s, s.take("block_ff_dim", sizes["mlp"]))
-    theta, scaling = s.rope(1_000_000.0)
+    rope = base.rope(s, 1_000_000.0)
     layers, embed, heads = sizes["layers"], sizes["embed"], sizes["heads"]
     attending = s.take("full_attn_idxs")
     attending = range(layers) if attending is None else attending
@@ -38,7 +37,7 @@ def read(s: Settings) -> DecoderConfig:
     groups = 1 if embed % heads else heads
     width = s.take("conv_L_cache", 3)
     kinds = {
-        FULL: LayerKind(None, Rope(theta, sizes["head_dim"], scaling), LayerShape("full")),
+        FULL: LayerKind(None, Rope(rope["rope_theta"], sizes["head_dim"], rope["rope_scaling"]), LayerShape("full")),
         CONVOLUTION: LayerKind(
             None, None, LayerShape("short", "convolution", heads=groups, head_dim=embed // groups, width=width)
         ),
@@ -46,8 +45,7 @@ def read(s: Settings) -> DecoderConfig:
     return DecoderConfig(
         **sizes,
         qk_norm=True,
-        rope_theta=theta,
-        rope_scaling=scaling,
+        **rope,
         kinds=base.repeated([kinds[kind] for kind in types]),
     )
 

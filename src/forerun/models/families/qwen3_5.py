@@ -13,7 +13,7 @@ from typing import Any
 
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base, experts
-from forerun.models.families.settings import Settings, rope_json
+from forerun.models.families.settings import Settings
 from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.sizes import delta_shape
@@ -44,7 +44,6 @@ def read_moe(s: Settings) -> DecoderConfig:
 
 def _read(s: Settings, mlp: str) -> DecoderConfig:
     """Return the dimensions without experts. `mlp` is the key for the width of the MLP that all tokens use."""
-    s.only("hidden_act", "silu", default="silu")
     s.only("attn_output_gate", True, default=True)
     s.only("output_gate_type", "swish", "silu", default="swish")
     s.only("mlp_only_layers", [], default=[])
@@ -69,11 +68,9 @@ def _read(s: Settings, mlp: str) -> DecoderConfig:
         FULL: LayerKind(None, Rope(theta, dims, scaling), LayerShape("full")),
         LINEAR: LayerKind(None, None, delta),
     }
-    bias = bool(s.take("attention_bias", False))
     return DecoderConfig(
         **sizes,
-        qkv_bias=bias,
-        out_bias=bias,
+        **base.biases(s),
         qk_norm=True,
         norm_around_one=True,
         attention_gate=True,
@@ -88,7 +85,8 @@ def write(c: DecoderConfig) -> dict[str, Any]:
     delta = next(kind.shape for kind in c.layer_kinds if kind.mixer == "delta")
     assert delta is not None
     share = (c.rope_dims or c.head_dim) / c.head_dim
-    return base.plain_json(c) | {
+    plain = base.plain_json(c)
+    return plain | {
         "head_dim": c.head_dim,
         "attention_bias": c.qkv_bias,
         "attn_output_gate": True,
@@ -98,7 +96,7 @@ def write(c: DecoderConfig) -> dict[str, Any]:
         "linear_key_head_dim": delta.head_dim,
         "linear_value_head_dim": delta.value_dim,
         "linear_conv_kernel_dim": delta.width,
-        "rope_parameters": rope_json(c.rope_theta, c.rope_scaling) | {"partial_rotary_factor": share},
+        "rope_parameters": plain["rope_parameters"] | {"partial_rotary_factor": share},
     }
 
 

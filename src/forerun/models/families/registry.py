@@ -8,24 +8,7 @@ from typing import Any
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
 from forerun.models.decoder_config import DecoderConfig, Gpt2Config
-from forerun.models.families import (
-    exaone,
-    experts,
-    gemma,
-    gemma4,
-    glm,
-    gpt2,
-    gpt_oss,
-    granite,
-    lfm2,
-    llama,
-    mistral,
-    olmo2,
-    phi3,
-    qwen,
-    qwen3_5,
-    smollm3,
-)
+from forerun.models.families import experts, gemma, gpt2, lfm2, llama, qwen3_5
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.families.unknown import Difference, difference, unknown_family
@@ -35,28 +18,28 @@ from forerun.nn.rope import LongRope
 FAMILIES = {
     family.model_type: family
     for family in (
-        llama.FAMILY,
-        qwen.QWEN2,
-        qwen.QWEN3,
-        mistral.FAMILY,
-        smollm3.FAMILY,
+        llama.LLAMA,
+        llama.QWEN2,
+        llama.QWEN3,
+        llama.MISTRAL,
+        llama.SMOLLM3,
         gemma.GEMMA2,
         gemma.GEMMA3,
         gemma.VAULT,
-        gemma4.GEMMA4,
-        gemma4.GEMMA4_UNIFIED,
-        phi3.FAMILY,
-        olmo2.FAMILY,
-        olmo2.OLMO3,
-        exaone.FAMILY,
+        gemma.GEMMA4,
+        gemma.GEMMA4_UNIFIED,
+        llama.PHI3,
+        llama.OLMO2,
+        llama.OLMO3,
+        llama.EXAONE,
         llama.SEED_OSS,
         llama.CWM,
-        mistral.MINISTRAL3,
-        granite.FAMILY,
-        granite.HYBRID,
-        glm.GLM,
-        glm.GLM4,
-        glm.ERNIE,
+        llama.MINISTRAL3,
+        llama.GRANITE,
+        llama.GRANITE_HYBRID,
+        llama.GLM,
+        llama.GLM4,
+        llama.ERNIE,
         qwen3_5.FAMILY,
         qwen3_5.MOE,
         lfm2.FAMILY,
@@ -64,7 +47,7 @@ FAMILIES = {
         experts.MIXTRAL,
         experts.OLMOE,
         experts.MINIMAX_M2,
-        gpt_oss.FAMILY,
+        experts.GPT_OSS,
         gpt2.FAMILY,
     )
 }
@@ -171,17 +154,17 @@ def family_for(config: Config) -> Family:
     if config.attention_gate:
         return qwen3_5.FAMILY if config.experts is None else qwen3_5.MOE
     if config.attention_sinks:
-        return gpt_oss.FAMILY
+        return experts.GPT_OSS
     if config.experts is not None:
-        return gemma4.GEMMA4 if config.experts.beside else experts.QWEN3_MOE
+        return gemma.GEMMA4 if config.experts.beside else experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
     if plain and config.qk_norm and not config.qkv_bias and config.window is None:
-        return qwen.QWEN3
+        return llama.QWEN3
     as_qwen2 = config.qkv_bias and not config.qk_norm and config.head_dim * config.heads == config.embed
     if plain and as_qwen2 and config.window is None:
-        return qwen.QWEN2
+        return llama.QWEN2
     if plain and not config.qk_norm and not config.qkv_bias:
-        return llama.FAMILY if config.window is None else mistral.FAMILY
+        return llama.LLAMA if config.window is None else llama.MISTRAL
     raise UserError(
         "E-MODEL-004",
         "no Hugging Face family computes this model",
@@ -196,7 +179,7 @@ _WITHOUT_EFFECT = {
     "phi3": ("embd_pdrop",),
     "gemma3_text": ("rope_local_base_freq",),
     "exaone4": ("sliding_window_pattern",),
-    "granitemoehybrid": granite.WITHOUT_EFFECT,
+    "granitemoehybrid": llama.WITHOUT_EFFECT_IN_GRANITE,
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
     "qwen3_5_moe_text": qwen3_5.WITHOUT_EFFECT_WITH_EXPERTS,
     "lfm2": lfm2.WITHOUT_EFFECT,

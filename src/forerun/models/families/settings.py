@@ -171,6 +171,11 @@ class Settings:
         unknown = {key: value for key, value in self.config.items() if key not in known}
         return [key for key, value in unknown.items() if value not in (None, False, 0, 0.0, {}, [])]
 
+    @property
+    def has_rope_section(self) -> bool:
+        """Whether the file has a section on RoPE, under its new or its old name."""
+        return self.take("rope_parameters") is not None or self.take("rope_scaling") is not None
+
     def rope_value(self, key: str) -> Any:
         """Return the checked value of `key` in the RoPE section, or None."""
         return self._checked(key, dict(self.take("rope_parameters") or self.take("rope_scaling") or {}).get(key))

@@ -51,7 +51,7 @@ LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
 DUMP_FLAGS = "--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
 
-Phase = Callable[[str], None]
+OnPhase = Callable[[str], None]
 
 
 class Stopped(Exception):
@@ -87,7 +87,7 @@ class CompileResult:
     module: Module | None = field(default=None, repr=False)  # the scheduled program, if it was accepted
 
 
-def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> CompileResult:
+def ask(question: CompileRequest, stop: threading.Event, on_phase: OnPhase) -> CompileResult:
     """Compile a request in a child process, and block until the compiler has decided whether the program fits.
 
     Args:
@@ -177,7 +177,7 @@ def _environment(question: CompileRequest, folder: Path) -> dict[str, str]:
 
 
 def _watch(
-    child: ForkedWorker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
+    child: ForkedWorker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: OnPhase
 ) -> CompileResult:
     """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
     phase = ""

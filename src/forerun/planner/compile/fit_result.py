@@ -60,7 +60,7 @@ class FitResult:
 def verdict(
     question: CompileRequest,
     stop: threading.Event | None = None,
-    on_phase: compiler.Phase = lambda phase: None,
+    on_phase: compiler.OnPhase = lambda phase: None,
     keep: Callable[[Module], None] = lambda module: None,
 ) -> FitResult:
     """Compile a request and return the result. Blocks until the compiler has decided, or `stop` is set.

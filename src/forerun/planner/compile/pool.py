@@ -12,12 +12,10 @@ from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.compile.request import CompileRequest
 
-Listener = Callable[[CompileRequest, str], None]
-
 
 def answers(
     questions: Sequence[CompileRequest],
-    on_phase: Listener = lambda question, phase: None,
+    on_phase: Callable[[CompileRequest, str], None] = lambda question, phase: None,
     judge: Callable[..., FitResult | None] = verdict,
 ) -> list[FitResult]:
     """Compile several requests in parallel.
@@ -48,7 +46,10 @@ def answers(
 
 
 def _ask(
-    question: CompileRequest, stop: threading.Event, on_phase: Listener, judge: Callable[..., FitResult | None]
+    question: CompileRequest,
+    stop: threading.Event,
+    on_phase: Callable[[CompileRequest, str], None],
+    judge: Callable[..., FitResult | None],
 ) -> FitResult | None:
     answer = judge(question, stop, lambda phase: on_phase(question, phase))
     on_phase(question, "impossible" if answer is None else "fits" if answer.fits else "too large")

@@ -27,7 +27,7 @@ from typing import Any
 from forerun.hardware.chips import target_description
 from forerun.hardware.slices import Slice
 from forerun.models.plugin import plugin_spec
-from forerun.planner.compile.compiler import Phase
+from forerun.planner.compile.compiler import OnPhase
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.installed_compilers import PLUGINS
 from forerun.planner.compile.request import CompileRequest
@@ -144,7 +144,7 @@ def load_failure(question: CompileRequest) -> str | None:
 def cached_fit_result(
     question: CompileRequest,
     stop: threading.Event | None = None,
-    on_phase: Phase = lambda phase: None,
+    on_phase: OnPhase = lambda phase: None,
     keep: Callable[[Module], None] = lambda module: None,
 ) -> FitResult:
     """Return the stored result of a request, or compile it like `verdict` and store the result."""

@@ -171,7 +171,7 @@ class Needs:
     @classmethod
     def of(cls, resolved: ResolvedJob) -> Needs:
         """Return the needs of a job."""
-        from forerun.program.sizes import resting
+        from forerun.program.state import resting
 
         job, config = resolved.job, resolved.config
         sizes, inputs = resting(resolved), 0

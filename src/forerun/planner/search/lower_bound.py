@@ -270,7 +270,7 @@ def _resting(resolved: ResolvedJob, parameters: int, fixed: int = 0) -> tuple[in
     if not job.method.may_hold_other_weights and job.optimizer.name == ADAMW:
         learned = parameters - fixed
         return learned, size * (parameters + learned * (2 if job.optimizer.ema is None else 3))
-    from forerun.program.sizes import resting
+    from forerun.program.state import resting
 
     found = resting(resolved)
     return found.gradient_bytes // size, found.state_bytes

@@ -20,7 +20,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
 from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
-from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
+from forerun.planner.compile.compiler import CompilerFailure, OnPhase, Stopped
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.compile.installed_compilers import require_compilers
@@ -41,7 +41,7 @@ MAX_COMPILES = 150
 PIPED_COLUMNS = 120
 KILLED = "the compiler was killed"
 
-Ask = Callable[[CompileRequest, threading.Event, Phase], FitResult]
+Ask = Callable[[CompileRequest, threading.Event, OnPhase], FitResult]
 
 
 def find_plans(

@@ -56,7 +56,7 @@ class Loops:
         """Return the trip count of `loop`, which is an instruction of `computation`.
 
         If it cannot be computed, the loop is added to `guessed` and the largest constant of its condition is returned.
-        Rounds of experts depend on the router. With balanced experts there is one, see `forerun.nn.expert_rounds`.
+        Rounds of experts depend on the router. With balanced experts there is one, see `forerun.nn.routing`.
         """
         if ROUNDS in loop.attributes:
             return 1

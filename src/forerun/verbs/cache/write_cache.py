@@ -43,16 +43,29 @@ SAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Written:
-    """A teacher cache that is complete on disk."""
+class TeacherCache:
+    """A teacher cache that is complete on disk.
+
+    Attributes:
+      folder: the folder of the cache.
+      layout: its rows, and the logits of each.
+      shards: the number of shards that this call has written.
+      seconds: the time of this call.
+    """
 
     folder: Path
     layout: Layout
-    shards: int  # that this call has written
+    shards: int
     seconds: Seconds
 
+    def __str__(self) -> str:
+        return (
+            f"done: {self.layout.rows} rows, {Bytes(self.layout.total_bytes)} in {self.folder}; "
+            f"{self.shards} of {self.layout.shards} shards were written now, in {self.seconds}"
+        )
 
-def cache(resolved: ResolvedJob, reporter: Reporter) -> Written:
+
+def write_cache(resolved: ResolvedJob, reporter: Reporter) -> TeacherCache:
     """Create the teacher cache of a job, or complete one that exists. Damaged shards are computed again."""
     job, folder = resolved.job, require_folder(resolved.job)
     use_cache()
@@ -93,7 +106,7 @@ def cache(resolved: ResolvedJob, reporter: Reporter) -> Written:
             progress.announce(said.at_a_time, said.measured_seconds(), chosen)
             for shard in missing:
                 shards.write(shard, (layout.packed(*row) for row in said.rows(layout.rows_of(shard), progress)))
-    return Written(folder, layout, len(missing), Seconds(time.monotonic() - began))
+    return TeacherCache(folder, layout, len(missing), Seconds(time.monotonic() - began))
 
 
 def require_folder(job: Job) -> Path:

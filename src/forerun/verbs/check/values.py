@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
     from forerun.config.schema import Job
     from forerun.data.corpus import Corpus
+    from forerun.models.decoder_config import DecoderConfig
+    from forerun.models.layer_kinds import LayerShape
     from forerun.program.compiler_options import CompilerOptions
     from forerun.resolve.derive import Derived
     from forerun.resolve.resolved_job import ResolvedJob
@@ -253,7 +256,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     from dataclasses import fields, is_dataclass
 
     from forerun.config import keys
-    from forerun.resolve.adapter_base import derived_base
+    from forerun.resolve.resolve_model import derived_base
 
     derived, resolved = outcome.derived, outcome.resolved
     found: Applied = {
@@ -281,9 +284,8 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 def derived_rows(outcome: Outcome) -> list[Row]:
     """Return the rows of the values that follow from the job on its devices."""
     from forerun.data.reads.cache_size import bucket_cache
-    from forerun.methods.description import description
+    from forerun.methods.job_notes import description
     from forerun.units import Bytes, Count
-    from forerun.verbs.check.model_dimensions import model_dimensions
 
     resolved, place, figures = outcome.resolved, outcome.place, _figures(outcome)
     job, method = resolved.job, description(resolved)
@@ -346,8 +348,8 @@ def _figures(outcome: Outcome) -> JobFigures:
 
 def _optimizer_figures(resolved: ResolvedJob) -> OptimizerFigures:
     from forerun.methods.method import run_specs
-    from forerun.methods.parameter_groups import group_numbers
-    from forerun.program.sizes import resting
+    from forerun.methods.optimizer_parameters import group_numbers
+    from forerun.program.state import resting
     from forerun.verbs.check.job_figures import OptimizerFigures
 
     sizes, groups = resting(resolved), resolved.job.optimizer.groups
@@ -393,3 +395,31 @@ def _targets(resolved: ResolvedJob) -> tuple[TargetFigures, ...]:
         sizes = f"adapters have {Count(match.trainable)} parameters, their matrices {Count(match.matrices)}"
         found.append(TargetFigures(match.name, layers, f"{sizes} ({100 * match.share:.3g} %)"))
     return tuple(found)
+
+
+def model_dimensions(resolved: ResolvedJob) -> str:
+    """Return layers, width and vocabulary of a job's model as text."""
+    from forerun.models.decoder_config import DecoderConfig
+
+    config = resolved.config
+    if not isinstance(config, DecoderConfig):
+        return f"counted over the specs of {resolved.job.model.name}"
+    shapes = Counter(kind.shape for kind in config.all_kinds)
+    if None in shapes:
+        return f"{config.layers} layers of width {config.embed}, {_layer(config, None)}, vocabulary {config.vocab}"
+    each = ", ".join(f"{count} {shape.name} ({_layer(config, shape)})" for shape, count in shapes.items() if shape)
+    return f"{config.layers} layers of width {config.embed}: {each}; vocabulary {config.vocab}"
+
+
+def _layer(config: DecoderConfig, shape: LayerShape | None) -> str:
+    """Return the dimensions of one layer as text."""
+    mlp = f"mlp {config.size('F', shape)}"
+    if (e := config.experts) is not None:
+        beside = f", and a shared one with {mlp}" if config.has_mlp else ""
+        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token{beside}"
+    if shape is not None and shape.mixer != "attention":
+        return mlp
+    heads, kv_heads = config.size("H", shape), config.size("K", shape)
+    own = shape is None or not shape.shares_keys
+    shared = "" if kv_heads == heads and own else f" on {kv_heads} key/value heads" if own else " on shared keys"
+    return f"{heads} heads of {config.size('D', shape)}{shared}, {mlp}"

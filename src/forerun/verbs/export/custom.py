@@ -17,7 +17,7 @@ from forerun.models.keys import path_text
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import CODE_FOLDER, changed_code, source_files
 from forerun.run_folder.run_folder import RunFolder
-from forerun.trained_model.custom_export import SECTION, config_of_class
+from forerun.trained_model.model_source import SECTION, config_of_class
 from forerun.units import MIB
 from forerun.weights_io import documents
 from forerun.weights_io.tree import write_tree

@@ -1,51 +1,41 @@
-"""`export` and `cache_teacher`: a run as a Hugging Face folder, and the cached logits of a teacher."""
+"""`export`: write a run as a Hugging Face folder, and upload it."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from forerun.config.schema import Job
-from forerun.hardware.prices import provider_names
-from forerun.planner.compile.compile_progress import CompileProgress
-from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.pool import answers
-from forerun.planner.compile.request import Impossible, slices_named
-from forerun.planner.compile.result_cache import cached_fit_result
-from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.cost.teacher_cost import TeacherCost, possible_slices, teacher_cost, teacher_request
-from forerun.reporter import SILENT, LineReporter, Reporter
-from forerun.resolve.job_corpus import open_corpus
-from forerun.resolve.resolve_model import resolve_model
-from forerun.run_folder.stage_folder import run_of
-from forerun.supervise.free_tpu import require_free_tpu_for
-from forerun.verbs.cache import write_cache as caching
-from forerun.verbs.export.upload import export_and_push
-from forerun.verbs.export.write_model import Exported as Export
-from forerun.verbs.job_files import prepared
+from forerun.errors import UserError
+from forerun.reporter import SILENT, Reporter
+from forerun.verbs.export.result import Export, ExportDtype, ExportForm
+from forerun.verbs.option_types import Folder, Name, StepName, Value
 
-__all__ = ["Export", "TeacherCache", "TeacherCachePlan", "cache_teacher", "export", "plan_teacher_cache"]
+if TYPE_CHECKING:
+    from forerun.run_folder.run_folder import RunFolder
 
-TeacherCache = caching.Written
+RECORD = "exports.jsonl"  # in the folder of a run: one line for each export, for its report
+UPLOADS = "exports"  # in the folder of a run, for uploads without --to
+_CONTENTS = ("config.json", "adapter_config.json")
 
 
 def export(
-    run: str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
+    run: Annotated[str | os.PathLike[str], Value("RUN")],
+    to: Folder | None = None,
     *,
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
-    step: str | int = "newest",
-    stage: str | None = None,
+    dtype: ExportDtype | None = None,
+    step: StepName = "newest",
+    stage: Name | None = None,
     merge: bool = False,
     dense: bool = False,
-    gguf: str | None = None,
-    push: str | None = None,
+    gguf: Annotated[str, Value("TYPE", without_value="q8_0")] | None = None,
+    push: Annotated[str, Value("OWNER/NAME")] | None = None,
     public: bool = False,
     overwrite: bool = False,
-    code: str | os.PathLike[str] | None = None,
+    code: Folder | None = None,
     reporter: Reporter = SILENT,
 ) -> Export:
     """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
@@ -54,21 +44,21 @@ def export(
     to load them.
 
     Args:
-      run: the folder of the run; with `push`, also a folder that was exported before. The folder of a job file with
-        stages means the run of its last stage.
-      to: the folder to write. It must not exist, or be empty. With `push`, the default is a folder in that of the run.
-      dtype: the dtype of the weights; default: that of the base model, or of the run.
-      step: the checkpoint: "newest", "best" (lowest validation loss) or a step.
-      stage: with the folder of a job file with stages, another stage than the last one.
-      merge: for a run with adapters, write the complete model instead of a PEFT folder.
-      dense: for a run with quantization-aware training, write the rounded weights as floats instead of integers.
-      gguf: also write a GGUF file of this type, and an Ollama Modelfile: "f16", "bf16", "f32", "q8_0", "q5_0", "q4_0"
-        or "q4_k_m". Needs the extra `gguf`.
-      push: upload the folder to this repository of the hub, `owner/name`. A new repository is private.
-      public: allow that everyone can see the repository.
-      overwrite: replace the files of a repository that has other content.
-      code: the folder with the custom model class of the run, if it has moved since the training.
-      reporter: receives a line for each part of the work.
+      run: folder of the run, where that of a job file with stages means its last stage; with `push` also a folder
+        that was exported before
+      to: folder to write; it must not exist, or be empty (default with `push`: a folder in that of the run)
+      dtype: dtype of the weights (default: that of the base model, or of the run)
+      step: newest, best (lowest validation loss) or a step
+      stage: with stages: the stage to write (default: the last)
+      merge: for a run with adapters: write the complete model instead of a PEFT folder
+      dense: for a run with qat: write rounded weights as floats instead of integers
+      gguf: also write a GGUF file and an Ollama Modelfile: f16, bf16, f32, q8_0, q5_0, q4_0 or q4_k_m (without a
+        value: q8_0); needs the extra gguf
+      push: upload the folder to this repository of the hub; a new one is private
+      public: allow that everyone can see the repository of `push`
+      overwrite: replace the files of the repository of `push` if it has other content
+      code: for a run with a custom model class: folder of its module, if it has moved since the training
+      reporter: receives a line for each part of the work
 
     Returns:
       The folder, a sentence about the comparison, the GGUF file, and the address of the upload.
@@ -77,100 +67,95 @@ def export(
       UserError: The folder is not a run, the code of a custom class was not found, the model has no such form, the
         comparison failed, or the upload failed.
     """
-    return export_and_push(
-        str(run_of(os.fspath(run), stage)),
-        None if to is None else os.fspath(to),
-        dtype=dtype,
-        merge=merge,
-        dense=dense,
-        which=str(step),
-        gguf=gguf,
-        push=push,
-        public=public,
-        overwrite=overwrite,
-        code=None if code is None else os.fspath(code),
-        reporter=reporter,
-    )
+    from forerun.hub.upload import push_folder, require_upload
+    from forerun.run_folder.run_folder import RunFolder
+    from forerun.run_folder.stage_folder import run_of
+
+    if push is not None:
+        require_upload(push)  # before the work of the export
+    source = Path(run_of(os.fspath(run), stage))
+    form = ExportForm(dtype=dtype, merge=merge, dense=dense, step=step, gguf=gguf)
+    if push is not None and is_export(source):
+        exported = Export(source, "")
+    else:
+        folder = RunFolder(source)
+        target = Path(to) if to is not None else _upload_folder(folder, form, push, reporter)
+        if to is None and is_export(target):
+            reporter.info(f"using the complete export {target}")
+            exported = Export(target, "")
+        else:
+            from forerun.verbs.export.write_model import write_export
+
+            exported = write_export(
+                folder, target, form, code=None if code is None else os.fspath(code), reporter=reporter
+            )
+            record_export(folder, exported, reporter)
+    if push is None:
+        return exported
+    _require_public_base(exported.folder)
+    message = f"Upload {exported.folder.name}, exported by forerun"
+    pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, reporter=reporter)
+    return replace(exported, upload=pushed)
 
 
-def cache_teacher(job: Job | str | os.PathLike[str]) -> TeacherCache:
-    """Run the teacher of a job once over all rows, and store its top logits in the folder `distil.cache`.
-
-    A cache that exists is completed; damaged parts are computed again.
-
-    Args:
-      job: a job with `distil.teacher` and `distil.cache`, or the path of a job file.
-
-    Returns:
-      The folder, the layout of the cache, the number of shards that were written, and the time.
-
-    Raises:
-      UserError: The job has no teacher, or the folder holds the cache of another teacher or other data.
-    """
-    from forerun.track.display.make_display import make_display
-
-    resolved = resolve_model(prepared(job))
-    require_free_tpu_for(resolved.job.device, LineReporter(sys.stdout))
-    with make_display(sys.stdout) as reporter:
-        return caching.cache(resolved, reporter)
+def is_export(folder: Path) -> bool:
+    """Return whether a folder is a complete export: it has a model or adapters and the model card, and is not a run."""
+    has_model = any((folder / name).is_file() for name in _CONTENTS)
+    return has_model and (folder / "README.md").is_file() and not (folder / "job.yaml").exists()
 
 
-@dataclass(frozen=True)
-class TeacherCachePlan:
-    """The size of a teacher cache, and the time and the cost of computing it on slices.
+def _upload_folder(run: RunFolder, form: ExportForm, push: str | None, reporter: Reporter) -> Path:
+    """Return the folder of an export without `to`. Its name has the step and the form, so that it has one content."""
+    from forerun.checkpoint.reader import chosen_step
+    from forerun.run_folder.run_folder import require_run
 
-    Attributes:
-      description: rows, tokens, logits and bytes of the cache, in one line.
-      rows: the number of rows.
-      results: for each slice the compiled result, and the bill, or None if the teacher does not fit.
-      impossible: slices for which the program cannot be built.
-    """
-
-    description: str
-    rows: int
-    results: tuple[tuple[FitResult, TeacherCost | None], ...]
-    impossible: tuple[Impossible, ...]
-
-    @property
-    def fits(self) -> bool:
-        """Whether the teacher fits at least one slice."""
-        return any(result.fits for result, _ in self.results)
+    if push is None:
+        raise UserError(
+            "E-COMMAND-052",
+            "export needs a folder to write",
+            why="neither --to nor --push was given",
+            fix="add --to FOLDER, or --push owner/name to upload the model to the hub",
+        )
+    job = require_run(run, reporter)
+    words = [form.dtype, "merged" if form.merge else None, "dense" if form.dense else None, form.gguf]
+    step = chosen_step(run.checkpoints(job), str(form.step))
+    return run.path / UPLOADS / "-".join(["step", str(step), *filter(None, words)])
 
 
-def plan_teacher_cache(
-    job: Job | str | os.PathLike[str],
-    *,
-    on: str | Sequence[str],
-    zone: str | None = None,
-    provider: str | Sequence[str] = (),
-    prices: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-) -> TeacherCachePlan:
-    """Compile the teacher of a job for slices, and predict the size, the time and the cost of its cache.
+def _require_public_base(folder: Path) -> None:
+    """Raise an error if adapters name their base by a path, which is private and loads on this computer only."""
+    from forerun.hub.documents import read_json
 
-    Args:
-      job: a job with `distil.teacher` and `distil.cache`, or the path of a job file.
-      on: slices such as `["v6e-1"]`.
-      zone: use the prices of this zone; default: the cheapest zone of each chip.
-      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
-      prices: a file with prices that replace the list prices.
-      progress: print progress to stderr.
-    """
-    resolved = resolve_model(prepared(job))
-    slices = slices_named([on] if isinstance(on, str) else list(on))
-    tariff = Tariff(zone, None if prices is None else os.fspath(prices), providers=provider_names(provider))
-    tariff.check()
-    slices, impossible = possible_slices(resolved.job, slices)
-    caching.require_folder(resolved.job)
-    corpus = open_corpus(resolved)
-    resolved = resolved.with_data(corpus)
-    layout = caching.layout_of(resolved, corpus)
-    requests = [teacher_request(resolved, one) for one in slices]
-    with CompileProgress(requests, plain_lines=progress) as shown:
-        results = answers(requests, shown.phase, cached_fit_result)
-    return TeacherCachePlan(
-        caching.described(layout),
-        layout.rows,
-        tuple((result, teacher_cost(result, layout.rows, tariff)) for result in results),
-        tuple(impossible),
-    )
+    config = folder / "adapter_config.json"
+    if not config.is_file():
+        return
+    base = read_json(config).get("base_model_name_or_path")
+    if isinstance(base, str) and Path(base).is_absolute():
+        raise UserError(
+            "E-HUB-065",
+            f"{config} names a folder of this computer, so it is not uploaded",
+            why=f"base_model_name_or_path is {base}, which others cannot load",
+            fix=f"set it to the hub name of the base, then run forerun export {folder} --push NAME; "
+            "or add --merge to upload the complete model",
+        )
+
+
+def record_export(run: RunFolder, exported: Export, reporter: Reporter) -> None:
+    """Append a line about an export to the run's list. If it cannot be written, only warn."""
+    file = run.path / RECORD
+    try:
+        line = {
+            "unix_seconds": round(time.time(), 3),
+            "step": exported.step,
+            "folder": str(exported.folder),
+            "format": exported.format_name,
+            "bytes": sum(path.stat().st_size for path in exported.folder.rglob("*") if path.is_file()),
+        }
+        # One write of a complete line: a second export at the same time cannot mix its line with this one.
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        reporter.warn(f"the export is complete, but {file} was not updated: {error.strerror}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.config.schema import Job
@@ -16,29 +15,11 @@ from forerun.models.families.wrapper import text_of
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.trained_model.chat_form import chat_form, end_ids
-from forerun.weights_io import modelfile
+from forerun.verbs.export.result import GgufExport
+from forerun.weights_io import serving
 from forerun.weights_io.gguf.architecture import architecture_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES
 from forerun.weights_io.gguf.gguf_file import require_gguf, write_gguf
-
-
-@dataclass(frozen=True)
-class GgufExport:
-    """A GGUF file in the folder of an export.
-
-    Attributes:
-      path: the file.
-      proof: a sentence about the comparison of the file with the folder.
-      notes: differences between llama.cpp and the trained model that the user must know.
-    """
-
-    path: Path
-    proof: str
-    notes: tuple[str, ...]
-
-    def moved(self, folder: Path) -> GgufExport:
-        """Return the same file in another folder."""
-        return replace(self, path=folder / self.path.name)
 
 
 def require_gguf_form(resolved: ResolvedJob, kind: str, merge: bool) -> None:
@@ -95,7 +76,7 @@ def add_gguf(folder: Path, job: Job, kind: str, reporter: Reporter) -> GgufExpor
     if template is not None:
         template = _without_bos(template, written.bos, notes)
     stops = list(dict.fromkeys([*_texts(snapshot, ends), *(() if form is None else form.end.stop)]))
-    atomic_write(folder / modelfile.NAME, modelfile.modelfile(path.name, template, stops, generation))
+    atomic_write(folder / serving.MODELFILE, serving.modelfile(path.name, template, stops, generation))
     return GgufExport(path, written.proof, tuple(notes))
 
 

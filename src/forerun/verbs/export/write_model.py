@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
 from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
-from forerun.hub.upload import Upload
 from forerun.methods.method import run_specs
+from forerun.methods.qat import kept_rounding
 from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
+from forerun.models.keys import leaves_of
 from forerun.models.pretrained import read_snapshot
+from forerun.models.quantization_config import QUANTIZATION
 from forerun.models.registry import model_for
-from forerun.models.rounding import QUANTIZATION
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter
@@ -38,15 +41,15 @@ from forerun.trained_model.peft_folder import write_adapter
 from forerun.verbs.export.card import public_name, write_card
 from forerun.verbs.export.custom import add_usage, write_custom
 from forerun.verbs.export.folder import reserved, unfinished
-from forerun.verbs.export.gguf import GgufExport, add_gguf, require_gguf_form
-from forerun.verbs.export.others import compared_others, copied_tensors
-from forerun.verbs.export.rounding import config_without, has_scales, surely_moved
+from forerun.verbs.export.gguf import add_gguf, require_gguf_form
+from forerun.verbs.export.result import Export, ExportForm
 from forerun.weights_io import documents
 from forerun.weights_io.adapter import adapters_of, new_rows_of
 from forerun.weights_io.match import Stacked, matches
-from forerun.weights_io.packed import float_dtypes, opened_snapshot, write_packed, write_scales
+from forerun.weights_io.packed import float_dtypes, opened_snapshot, section_of, write_packed, write_scales
 from forerun.weights_io.read import read_params
-from forerun.weights_io.write import write_params
+from forerun.weights_io.scales import rounded_weights
+from forerun.weights_io.write import first_difference, open_others, write_params
 
 INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -57,85 +60,45 @@ def tide(hour): return 1.8 + 0.7 * sin(hour * 3.1416 / 6.21)
 Nobody answered; the gulls had heard it before, and the captain was writing a letter to his glacier."""
 
 
-@dataclass(frozen=True)
-class Exported:
-    """The folder of an export, and what was compared."""
-
-    folder: Path
-    proof: str
-    is_adapter: bool = False
-    inside: Path | None = None  # the adapters' folder in that of a base of integers
-    gguf: GgufExport | None = None
-    upload: Upload | None = None
-    step: int | None = None  # the step of the checkpoint; None for a folder that existed
-    is_custom: bool = False  # whether the model is a custom class, which transformers cannot load
-
-
-def export(
-    source: str,
-    to: str,
-    *,
-    dtype: str | None = None,
-    merge: bool = False,
-    dense: bool = False,
-    adapter: bool = False,
-    which: str = "newest",
-    gguf: str | None = None,
-    code: str | None = None,
-    reporter: Reporter = SILENT,
-) -> Exported:
+def write_export(
+    run: RunFolder, target: Path, form: ExportForm, *, code: str | None = None, reporter: Reporter = SILENT
+) -> Export:
     """Write a checkpoint of a run as a Hugging Face folder, read it back and compare it.
 
     A run with a custom class becomes a folder with its weights and its source files.
 
     Args:
-      source: the folder of the run.
-      to: the folder to write.
-      dtype: the dtype of all weights. None means that of the base model, or of the run.
-      merge: write the complete model of a run with adapters, not only the adapters.
-      dense: write weights that were trained as integers as floats.
-      adapter: write only the adapters, also those of a base of integers.
-      which: the checkpoint: newest, best or a step.
-      gguf: also write the model as a GGUF file of this type, with a Modelfile for Ollama.
+      run: the folder of the run.
+      target: the folder to write.
+      form: the checkpoint and the form of the weights.
       code: the folder with the run's custom model class, if it has moved since the training.
       reporter: receives a line for each part of the work.
     """
-    run, target = RunFolder(Path(source)), Path(to)
     resolved = ResolvedJob(require_run(run, reporter))
     with reserved(target):
-        use_code_of(source, run, resolved.job, code, reporter)
-        if gguf is not None:
-            require_gguf_form(resolved, gguf, merge)
+        use_code_of(str(run.path), run, resolved.job, code, reporter)
+        if form.gguf is not None:
+            require_gguf_form(resolved, form.gguf, form.merge)
         if resolved.model_facts.is_plugin:
-            return _export_custom(run, resolved, target, dtype, which, reporter)
-        if adapter or (resolved.job.method.exports_adapter and not merge):
-            return _export_adapter(run, resolved, target, dtype, which, reporter)
-        return _export_model(run, resolved, target, dtype, merge, dense, which, gguf, reporter)
+            return _export_custom(run, resolved, target, form, reporter)
+        if form.only_adapters or (resolved.job.method.exports_adapter and not form.merge):
+            return _export_adapter(run, resolved, target, form, reporter)
+        return _export_model(run, resolved, target, form, reporter)
 
 
-def _export_model(
-    run: RunFolder,
-    resolved: ResolvedJob,
-    target: Path,
-    dtype: str | None,
-    merge: bool,
-    dense: bool,
-    which: str,
-    gguf: str | None,
-    reporter: Reporter,
-) -> Exported:
+def _export_model(run: RunFolder, resolved: ResolvedJob, target: Path, form: ExportForm, reporter: Reporter) -> Export:
     """Write the complete model of a known family."""
     job = resolved.job
     family, base = _family_of(resolved)
     config, tokenizer = resolved.config, tokenizer_of(resolved)
     assert config is not None, "`_export_custom` exports a class of the user's own"
     model: Any = resolved.model
-    dtypes = _dtypes(resolved, dtype)
+    dtypes = _dtypes(resolved, form.dtype)
 
-    step = chosen_step(run.checkpoints(job), which)
+    step = chosen_step(run.checkpoints(job), str(form.step))
     reporter.info(f"weights of step {step} from {run.checkpoints(job)}")
     mesh = fsdp_mesh(job)
-    codes, section, trained = None if dense or merge else job.method.integer_weights, {}, None
+    codes, section, trained = None if form.dense or form.merge else job.method.integer_weights, {}, None
     if codes or has_scales(job):
         whole = method_params(run, step, resolved, mesh)
     if codes:
@@ -181,14 +144,14 @@ def _export_model(
         if base is not None and others is not None:
             proof += compared_others(part, base, others)
         write_card(part, run, job, base, proof)
-        made = None if gguf is None else add_gguf(part, job, gguf, reporter)
+        gguf = None if form.gguf is None else add_gguf(part, job, form.gguf, reporter)
         part.rename(target)
-    return Exported(
+    return Export(
         target,
         proof,
         step=step,
         inside=target / INSIDE if codes and job.method.trains_adapters else None,
-        gguf=None if made is None else made.moved(target),
+        gguf=None if gguf is None else replace(gguf, path=target / gguf.path.name),
     )
 
 
@@ -199,18 +162,18 @@ def _floats(params: Any, mesh: Any) -> Any:
 
 
 def _export_adapter(
-    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, reporter: Reporter
-) -> Exported:
+    run: RunFolder, resolved: ResolvedJob, target: Path, form: ExportForm, reporter: Reporter
+) -> Export:
     job = resolved.job
-    if dtype is not None:
+    if form.dtype is not None:
         raise UserError(
             "E-RUN-019",
-            f"--dtype {dtype} is for a complete model",
+            f"--dtype {form.dtype} is for a complete model",
             why=f"the adapters of {run.path} are written as they were trained, in {job.precision.params}",
             fix="remove --dtype, or add --merge to write the complete model",
         )
     family, base = _family_of(resolved)
-    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
+    step, tokenizer = chosen_step(run.checkpoints(job), str(form.step)), tokenizer_of(resolved)
     reporter.info(f"adapters of step {step} from {run.checkpoints(job)}")
     checkpoint = resolved.model_facts.checkpoint
     if checkpoint is not None and resolved.vocab > (rows := checkpoint.config.vocab):
@@ -228,28 +191,25 @@ def _export_adapter(
         write_words(job, base, tokenizer, chat, part)
         write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
-    return Exported(target, proof, is_adapter=True, step=step)
+    return Export(target, proof, is_adapter=True, step=step)
 
 
-def _export_custom(
-    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, reporter: Reporter
-) -> Exported:
+def _export_custom(run: RunFolder, resolved: ResolvedJob, target: Path, form: ExportForm, reporter: Reporter) -> Export:
     """Write the weights of a custom class, with adapters merged, and its source files."""
     job = resolved.job
-    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
+    dtype = form.dtype or job.precision.params
+    step, tokenizer = chosen_step(run.checkpoints(job), str(form.step)), tokenizer_of(resolved)
     reporter.info(f"weights of step {step} from {run.checkpoints(job)}")
     params = run_params(run, step, resolved, fsdp_mesh(job), job.precision.params)
     chat = own_chat_form(run, job, None, tokenizer)
     with unfinished(target) as part:
-        reporter.info(f"writing weights of {job.model.name} as {dtype or job.precision.params}, and its source files")
-        proof = write_custom(
-            part, run, resolved, params, dtype or job.precision.params, chat.end.token if chat else None
-        )
+        reporter.info(f"writing weights of {job.model.name} as {dtype}, and its source files")
+        proof = write_custom(part, run, resolved, params, dtype, chat.end.token if chat else None)
         write_words(job, None, tokenizer, chat, part)
         write_card(part, run, job, None, proof, library="forerun")
         add_usage(part, resolved, target.name)
         part.rename(target)
-    return Exported(target, proof, is_custom=True, step=step)
+    return Export(target, proof, is_custom=True, step=step)
 
 
 def _family_of(resolved: ResolvedJob) -> tuple[Family, Snapshot | None]:
@@ -393,3 +353,70 @@ def _failed(what: str) -> UserError:
         why="what was written is read back and compared before it counts; the folder was removed",
         fix="export again; if it fails again, please report it with this text",
     )
+
+
+# ---- Tensors of a multimodal checkpoint beside its text model: an export keeps them byte for byte ----
+
+
+@contextmanager
+def copied_tensors(base: Snapshot | None) -> Iterator[Weights | None]:
+    """Open the tensors of the base that the run did not train, and yield them, or None if it has only text."""
+    if base is None:
+        yield None
+        return
+    with open_others(base) as others:
+        yield others
+
+
+def compared_others(folder: Path, base: Snapshot, others: Weights) -> str:
+    """Return a sentence about the tensors that an export copied.
+
+    Raises:
+      UserError: a copied tensor is not that of the base.
+    """
+    with open_others(snapshot(str(folder.absolute()))) as written:
+        assert written is not None, "the export has the config.json of a multimodal model"
+        name = first_difference(others, written)
+    if name is not None:
+        raise UserError(
+            "E-WEIGHTS-031",
+            f"the export was not proven: {name} is not that of {base.name}",
+            why="tensors beside the text model must be copied byte for byte; the folder was removed",
+            fix="make sure that no other process writes to the base model, then export again",
+        )
+    return f" The {len(others)} tensors beside the text model are byte for byte those of {public_name(base.name)}."
+
+
+# ---- Runs with rounded weights ----
+
+
+def config_without(source: Snapshot) -> dict[str, Any]:
+    """Return config.json without its section on integers."""
+    return {key: value for key, value in source.config().items() if key != QUANTIZATION}
+
+
+def has_scales(job: Job) -> bool:
+    """Return whether a dense export has scales to record: not if adapters were multiplied into the weights."""
+    return job.method.trains_rounded_weights
+
+
+def integer_section(resolved: ResolvedJob) -> dict[str, Any] | None:
+    """Return the `quantization_config` of an export of integers. None if a tensor has no integer form (GPT-2)."""
+    family, model = resolved.model_facts.family, resolved.model
+    assert family is not None, "`export` rejects a model without a family"
+    try:
+        return section_of(run_specs(resolved), family, cast(Stacked, model))
+    except UserError:  # the only errors of `section_of` are about tensors without an integer form
+        return None
+
+
+def surely_moved(resolved: ResolvedJob, params: Any) -> set[str] | None:
+    """Return paths of the weights that a run with `qat` surely changes; None: all.
+
+    Codes that the base had before may all stay as they were, and under adapters they do.
+    """
+    rounded = {f"{path}.value" for path in rounded_weights(params)}
+    kept = kept_rounding(resolved) is not None
+    if resolved.job.method.trains_adapters:
+        return set() if kept else rounded
+    return set(leaves_of(resolved.model.specs())) - rounded if kept else None

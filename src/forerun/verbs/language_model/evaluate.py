@@ -17,9 +17,8 @@ from forerun.data.source.rows import BadRow
 from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import Tokenizer
 from forerun.errors import UserError
-from forerun.evaluate.language import Generate, GenerationRequest, Language, Messages
 from forerun.evaluate.perplexity import HeldOutText, held_out
-from forerun.evaluate.scoring import Scorer
+from forerun.evaluate.scoring import Generate, GenerationRequest, Language, Messages, Scorer
 from forerun.evaluate.tasks import TaskResults, run_tasks
 from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling

@@ -7,20 +7,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.errors import UserError
 from forerun.generate.engine import Engine, Settings
-from forerun.generate.sampling import Sampling
-from forerun.generate.writing import Answer as Answer
-from forerun.generate.writing import TextGeneration
-from forerun.hardware.mesh import MeshShape
-from forerun.models.base import capabilities_of
+from forerun.generate.stream import Answer as Answer
+from forerun.generate.stream import TextGeneration
 from forerun.reporter import SILENT, LineReporter, Reporter
-from forerun.run.compile.compile_step import use_cache
-from forerun.trained_model.load_model import LoadedModel
-from forerun.trained_model.load_model import load_model as load_weights
-from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_tasks, evaluate_text, longest_context
+from forerun.units import Count as TokenCount
+from forerun.verbs.option_types import Count, Folder, Texts, Value, comma_list, count, mesh_sizes
+
+if TYPE_CHECKING:
+    from forerun.generate.engine import Engine, Settings
+    from forerun.generate.stream import Answer, TextGeneration
+    from forerun.trained_model.load_model import LoadedModel
 
 Message = Mapping[str, Any]
 
@@ -46,6 +46,12 @@ class Evaluation:
     text_bytes: int
     documents: int
     context: int
+
+    def __str__(self) -> str:
+        return (
+            f"loss {self.loss:.4f} nats per token, perplexity {self.perplexity:.4g}, {self.bits_per_byte:.4f} bits per "
+            f"byte ({TokenCount(self.tokens)} tokens, contexts of {self.context})"
+        )
 
 
 class LanguageModel:
@@ -87,6 +93,9 @@ class LanguageModel:
     @property
     def engine(self) -> Engine:
         """The compiled generation programs. They are created on first use and then own the weights."""
+        from forerun.generate.engine import Engine
+        from forerun.models.base import capabilities_of
+
         if self._engine is None:
             loaded = self._loaded
             if not capabilities_of(loaded.model).has_cache:
@@ -109,31 +118,33 @@ class LanguageModel:
         self,
         prompt: str,
         *,
-        max_tokens: int = 128,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop: Sequence[str] = (),
-        seed: int = 0,
+        max_tokens: Count = 128,
+        temperature: Annotated[float, Value("T")] = 0.8,
+        top_k: Annotated[int, Value("K", count)] | None = None,
+        top_p: Annotated[float, Value("P")] | None = None,
+        stop: Texts = (),
+        seed: Annotated[int, Value("N")] = 0,
     ) -> str:
         """Return the text that the model generates after a prompt.
 
         Args:
-          prompt: the text to continue.
-          max_tokens: the largest number of tokens to generate.
-          temperature: 0 always takes the most likely token.
-          top_k: sample from the k most likely tokens only.
-          top_p: sample from the most likely tokens whose probabilities add up to this.
-          stop: texts that end the answer; they are not part of it.
-          seed: the same seed gives the same text.
+          prompt: text to continue
+          max_tokens: longest answer in tokens
+          temperature: sampling temperature; 0 takes the most likely token
+          top_k: sample from the K most likely tokens
+          top_p: sample from the most likely tokens with total probability P
+          stop: end the answer before this text; can be repeated
+          seed: random seed; the same seed gives the same answer
         """
-        settings = _settings(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        settings = generation_settings(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
         return self._complete(self.write([self.plain_ids(prompt)], settings, stop)).text
 
     def stream(self, prompt: str, **options: Any) -> Iterator[str]:
         """Yield pieces of the generated text as they become certain. The options are those of `generate`."""
         stop = options.pop("stop", ())
-        settings = _settings(**options)
+        settings = generation_settings(**options)
         for _, piece in self.write([self.plain_ids(prompt)], settings, stop):
             yield piece
 
@@ -148,20 +159,27 @@ class LanguageModel:
           UserError: The model has no chat template.
         """
         stop = options.pop("stop", ())
-        settings = _settings(**options)
+        settings = generation_settings(**options)
         return self._complete(self.write(self.chat_ids([messages]), settings, [*stop, *self.turn_stop])).text
 
     def evaluate(
-        self, data: str, *, context: int | None = None, rows: int = 8, reporter: Reporter = SILENT
+        self,
+        data: str,
+        *,
+        context: int | None = None,
+        rows: int = 8,
+        reporter: Reporter = SILENT,
     ) -> Evaluation:
         """Measure the loss on held-out text.
 
         Args:
-          data: a file or a folder with text.
-          context: the number of tokens in a row; default: the model's longest, but at most 2048.
-          rows: the number of rows that are computed together.
-          reporter: shows the number of finished rows.
+          data: file or folder with held-out text
+          context: number of tokens in a row; default: the model's longest, but at most 2048
+          rows: number of rows that are computed together
+          reporter: shows the number of finished rows
         """
+        from forerun.verbs.language_model.evaluate import USUAL_CONTEXT, evaluate_text
+
         context = context or min(self.longest_context, USUAL_CONTEXT)
         report = evaluate_text(self._with_weights(), data, context=context, rows=rows, reporter=reporter)
         found = report.result
@@ -177,27 +195,29 @@ class LanguageModel:
 
     def evaluate_tasks(
         self,
-        tasks: Sequence[str],
+        tasks: Annotated[Sequence[str], Value("TASKS", comma_list)],
         *,
-        context: int | None = None,
-        rows: int = 8,
-        limit: int | None = None,
+        context: Count | None = None,
+        rows: Annotated[int, Value("N", count, option="batch")] = 8,
+        limit: Count | None = None,
         chat: bool = False,
         reporter: Reporter = SILENT,
     ) -> Any:
         """Run tasks of lm-eval and return their results. The `eval` extra must be installed.
 
         Args:
-          tasks: names of tasks, YAML files, or folders of them.
-          context: the longest input in tokens; default: the model's.
-          rows: the number of rows that are computed together.
-          limit: use only the first examples of each task.
-          chat: use the chat template of the model.
-          reporter: shows the number of finished requests.
+          tasks: tasks of lm-eval: names, YAML files or folders, for example a,b
+          context: longest input in tokens (default: that of the model)
+          rows: rows that are computed together
+          limit: with `tasks`: only the first N examples of each task
+          chat: with `tasks`: use the chat template of the model
+          reporter: shows the number of finished requests
 
         Returns:
           An object with `values`, the results by task, and `table`, the table of lm-eval as text.
         """
+        from forerun.verbs.language_model.evaluate import evaluate_tasks
+
         return evaluate_tasks(
             self._with_weights(),
             tasks,
@@ -211,6 +231,8 @@ class LanguageModel:
     @property
     def longest_context(self) -> int:
         """The largest number of tokens that the model was made for."""
+        from forerun.verbs.language_model.evaluate import longest_context
+
         return longest_context(self._source, self._revision)
 
     def plain_ids(self, text: str) -> list[int]:
@@ -258,6 +280,8 @@ class LanguageModel:
         first_row: int = 0,
     ) -> TextGeneration:
         """Return the answers to several prompts as an iterator over (row, piece of text). See `TextGeneration`."""
+        from forerun.generate.stream import TextGeneration
+
         decode = self._loaded.tokenizer.decode
         return TextGeneration(self.engine, prompts, settings, decode, stop, row_stops=row_stops, first_row=first_row)
 
@@ -272,7 +296,7 @@ class LanguageModel:
         return self._loaded if self._engine is None else self._load()
 
 
-def _settings(
+def generation_settings(
     *,
     max_tokens: int = 128,
     temperature: float = 0.8,
@@ -280,33 +304,45 @@ def _settings(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Settings:
+    """Return the settings of a generation. See `LanguageModel.generate`.
+
+    Raises:
+      UserError: A setting is not possible.
+    """
+    from forerun.generate.engine import Settings
+    from forerun.generate.sampling import Sampling
+
     return Settings(max_tokens, Sampling(temperature, top_k, top_p), seed)
 
 
 def load_model(
     source: str | os.PathLike[str],
     *,
-    revision: str | None = None,
-    device: str = "auto",
-    devices: int | None = None,
-    mesh: tuple[int, int, int] | None = None,
-    dtype: str | None = None,
-    code: str | os.PathLike[str] | None = None,
+    revision: Annotated[str, Value("REV")] | None = None,
+    device: Literal["auto", "tpu", "gpu", "cpu"] = "auto",
+    devices: Count | None = None,
+    mesh: Annotated[tuple[int, int, int], Value("DxFxT", mesh_sizes)] | None = None,
+    dtype: Literal["bfloat16", "float32"] | None = None,
+    code: Folder | None = None,
 ) -> LanguageModel:
     """Load a model to generate text with or to evaluate.
 
     Args:
-      source: the folder of a run, a Hugging Face folder, or a name on the hub such as `"Qwen/Qwen3-0.6B"`.
-      revision: the branch, tag or commit of a name on the hub.
-      device: auto, tpu, gpu or cpu.
-      devices: how many devices to use; default: all.
-      mesh: the sizes of the axes data, fsdp and tp; default: all devices along fsdp.
-      dtype: bfloat16 or float32; default: bfloat16, but float32 on a CPU.
-      code: for a run with a custom model class, the folder of its module, if it was moved.
+      source: folder of a run, Hugging Face folder, or name on the hub such as Qwen/Qwen3-0.6B
+      revision: branch, tag or commit of a hub name
+      device: device to use
+      devices: number of devices (default: all)
+      mesh: sizes of data, fsdp and tp, for example 1x1x4 (default: all devices along fsdp)
+      dtype: dtype of weights and arithmetic (default: bfloat16; on a CPU float32)
+      code: for a run or an export of a custom model class: folder of its module
 
     Raises:
       UserError: The source is neither a run nor a checkpoint, or its files are damaged.
     """
+    from forerun.hardware.mesh import MeshShape
+    from forerun.run.compile.compile_step import use_cache
+    from forerun.trained_model.load_model import load_model as load_weights
+
     use_cache()
     load = partial(
         load_weights,

@@ -7,35 +7,27 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from forerun.config.schema import Job
+from forerun.errors import UserError
 from forerun.files import write_output
-from forerun.hardware.object_storage import StorageReads, storage_table
-from forerun.hardware.prices import provider_names
-from forerun.models.decoder_config import DecoderConfig
-from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.request import Impossible, possible_requests, slices_named
-from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.cost.storage_reads import planned_reads
-from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
-from forerun.planner.report.page import compact_page, page
-from forerun.planner.report.plan_json import as_json
-from forerun.planner.report.remedies import verified
-from forerun.planner.report.table import print_table
-from forerun.planner.search.outcome import SearchOutcome
-from forerun.planner.search.row_order import in_order, order_note
-from forerun.planner.search.search import find_plans
-from forerun.resolve.job_corpus import with_steps
-from forerun.resolve.resolve_model import resolve_model
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.job_files import prepared
-from forerun.verbs.plan.slice_compiler import SliceCompiler, compare_default_slices
+from forerun.verbs.job_files import load_job, prepared
+from forerun.verbs.option_types import Dollars, File, Hours, Providers, Slices, Value, Zone, comma_list
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from forerun.config.schema import Job
+    from forerun.hardware.object_storage import StorageReads
+    from forerun.planner.compile.fit_result import FitResult
+    from forerun.planner.compile.request import Impossible
+    from forerun.planner.cost.job_cost import Tariff
+    from forerun.planner.search.outcome import SearchOutcome
+    from forerun.resolve.resolved_job import ResolvedJob
+    from forerun.verbs.plan.slice_compiler import SliceCompiler
+
 Goal = Literal["cheapest", "fastest", "balanced"]
+Runs = Annotated[Sequence[str], Value("RUNS", comma_list)]
 PIPED_COLUMNS = 120
 
 
@@ -84,6 +76,9 @@ class Plan:
           UserError: No slice fits; the fix names changes of the job that were compiled and do fit. Or everything that
             fits costs more than `max_usd`.
         """
+        from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
+        from forerun.planner.report.remedies import verified
+
         if not self.fits:
             near = nearest(self._results)
             self._compiler.reporter.info(f"compiling changes that could make the job fit {near.question.slice.name}")
@@ -94,11 +89,15 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as `forerun plan --json` prints it."""
+        from forerun.planner.report.plan_json import as_json
+
         storage = {} if self._storage is None else {"storage": self._storage.to_json()}
         return as_json(self._results, self._tariff, self._changes, self._impossible) | storage
 
     def to_html(self) -> str:
         """Return the complete page with charts that `forerun plan --html` writes."""
+        from forerun.planner.report.page import page
+
         notes = self.notes if self._storage is None else (*self.notes, self._storage.recommendation)
         return page(self.job, self._results, self._tariff, self.title, notes, self._impossible)
 
@@ -116,12 +115,39 @@ class Plan:
         Raises:
           UserError: The plan has several slices and `on` names none of them, or the job does not fit the slice.
         """
-        from forerun.verbs.plan.trace import save_trace
+        from forerun.planner.trace.chrome_trace import SimulatedStep, encoded, trace_content
+        from forerun.planner.trace.request import require_one_slice
+        from forerun.version import __version__
 
-        save_trace(self._results, self._compiler.programs, Path(file), on, self._compiler.reporter)
+        file, name = Path(file), require_one_slice([result.question.slice.name for result in self._results], on)
+        result = next(result for result in self._results if result.question.slice.name == name)
+        if result.step is None:
+            raise UserError(
+                "E-PLAN-026",
+                f"{name}: there is no timeline, because the job does not fit",
+                why="the compiler schedules only programs that fit the memory of a device",
+                fix="choose a larger slice, or change the job as `forerun plan` suggests",
+            )
+        job = result.question.job
+        facts = {
+            "job": job.name,
+            "model": str(job.model.name or "free dimensions"),
+            "slice": name,
+            "mesh": result.mesh,
+            "tokens_per_step": result.tokens_per_step,
+            "program": result.program,
+            "forerun": __version__,
+        }
+        module = self._compiler.scheduled_program(result)
+        simulated = SimulatedStep(module=module, slice=result.question.slice, step=result.step, facts=facts)
+        content = encoded(trace_content(simulated), compress=file.suffix == ".gz")
+        write_output(file, content, fix="name another file with --trace")
 
     def print(self, console: Console) -> None:
         """Print the table, as wide as the console allows."""
+        from forerun.hardware.object_storage import storage_table
+        from forerun.planner.report.table import print_table
+
         print_table(console, self._results, self.title, self._tariff, self.notes, self._impossible)
         if self._storage is not None:
             console.print()
@@ -142,35 +168,37 @@ class Plan:
         yield Text.from_ansi(captured.get())
 
     def _repr_html_(self) -> str:
+        from forerun.planner.report.page import compact_page
+
         return compact_page(self.job, self._results, self._tariff, self.title, self.notes, self._impossible)
 
 
 def plan(
-    job: Job | str | os.PathLike[str],
+    job: Job | ResolvedJob | str | os.PathLike[str],
     *,
-    on: str | Sequence[str] | None = None,
+    on: Slices | None = None,
     goal: Goal = "balanced",
-    zone: str | None = None,
-    provider: str | Sequence[str] = (),
-    prices: str | os.PathLike[str] | None = None,
-    max_usd: float | None = None,
-    calibrate: Sequence[str] = (),
-    use_cache: bool = True,
+    zone: Zone | None = None,
+    provider: Providers = (),
+    prices: File | None = None,
+    max_usd: Dollars | None = None,
+    calibrate: Runs = (),
+    use_cache: Annotated[bool, Value(option="no-cache", help="ignore cached results and compile again")] = True,
     progress: bool = True,
 ) -> Plan:
     """Compile a job for TPU slices and GPU machines, and predict memory, time and cost. No device is needed.
 
     Args:
-      job: a job, or the path of a job file.
-      on: slices and GPU machines such as `["v6e-1", "h100-8"]`; default: those of every generation that may fit.
-      goal: how to order the slices: cheapest, fastest, or balanced (time x money).
-      zone: use the prices of this zone; default: the cheapest zone of each chip.
-      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
-      prices: a file with prices that replace the list prices.
-      max_usd: the budget. Rows above it are marked, and `Plan.require_fit` raises if nothing stays below it.
-      calibrate: folders of finished runs whose measured times correct the predicted ones.
-      use_cache: use results of earlier compilations of the same program.
-      progress: print progress to stderr.
+      job: a job, or the path of a job file
+      on: slices and GPU machines to plan for, for example v6e-8,h100-8 (default: those that may fit)
+      goal: how to order slices, and what a search optimises for; balanced is time x money
+      zone: use the prices of this zone (default: the cheapest)
+      provider: use only prices of these providers, for example gcp,lambda (default: the cheapest)
+      prices: use the prices in this file instead of list prices
+      max_usd: budget: mark slices that cost more, and fail if all do; a search omits plans that cost more
+      calibrate: correct the times by these finished runs
+      use_cache: use results of earlier compilations of the same program
+      progress: print progress to stderr
 
     Returns:
       The plan. A job that fits nowhere is not an error here: see `Plan.fits` and `Plan.require_fit`.
@@ -178,36 +206,20 @@ def plan(
     Raises:
       UserError: The job has a mistake, a slice does not exist, or the job cannot be built for any of the slices.
     """
-    return plan_resolved(
-        resolve_model(prepared(job)),
-        on=on,
-        goal=goal,
-        zone=zone,
-        provider=provider,
-        prices=prices,
-        max_usd=max_usd,
-        calibrate=calibrate,
-        use_cache=use_cache,
-        progress=progress,
-    )
+    from forerun.hardware.prices import provider_names
+    from forerun.planner.compile.request import possible_requests, slices_named
+    from forerun.planner.cost.job_cost import Tariff
+    from forerun.planner.cost.storage_reads import planned_reads
+    from forerun.planner.search.row_order import in_order, order_note
+    from forerun.resolve.job_corpus import with_steps
+    from forerun.resolve.resolve_model import resolve_model
+    from forerun.resolve.resolved_job import ResolvedJob
+    from forerun.verbs.plan.slice_compiler import SliceCompiler, compare_default_slices
 
-
-def plan_resolved(
-    resolved: ResolvedJob,
-    *,
-    on: str | Sequence[str] | None = None,
-    goal: Goal = "balanced",
-    zone: str | None = None,
-    provider: str | Sequence[str] = (),
-    prices: str | os.PathLike[str] | None = None,
-    max_usd: float | None = None,
-    calibrate: Sequence[str] = (),
-    use_cache: bool = True,
-    progress: bool = True,
-) -> Plan:
-    """Plan a resolved job, such as a stage whose model does not exist yet. See `plan` for the options."""
+    resolved = job if isinstance(job, ResolvedJob) else resolve_model(prepared(job))
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
-    tariff = _tariff(zone, provider, prices, max_usd)
+    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd, provider_names(provider))
+    tariff.check()
     resolved = with_steps(resolved)
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
     changes: dict[str, tuple[str, ...]] = {}
@@ -222,12 +234,12 @@ def plan_resolved(
         raise compiler.impossible[0].raised()
     results = in_order(results, goal, tariff)
     order = order_note(results, goal, tariff)
-    job = resolved.job
-    model = job.model.name or "free dimensions"
+    written = resolved.job
+    model = written.model.name or "free dimensions"
     return Plan(
-        job=job,
-        title=f"{job.name}: {model}, {job.steps} steps of {job.batch} x {job.sequence} tokens, "
-        f"remat {job.remat.policy}",
+        job=written,
+        title=f"{written.name}: {model}, {written.steps} steps of {written.batch} x {written.sequence} tokens, "
+        f"remat {written.remat.policy}",
         notes=(
             f"the run starts with {resolved.starting_weights}",
             *([order] if order else []),
@@ -244,16 +256,10 @@ def plan_resolved(
     )
 
 
-def _tariff(
-    zone: str | None, provider: str | Sequence[str], prices: str | os.PathLike[str] | None, max_usd: float | None
-) -> Tariff:
-    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd, provider_names(provider))
-    tariff.check()
-    return tariff
-
-
 def _model_notes(resolved: ResolvedJob) -> list[str]:
     """Return what a user must know about the predictions for this kind of model."""
+    from forerun.models.decoder_config import DecoderConfig
+
     config = resolved.config
     if isinstance(config, DecoderConfig) and any(kind.mixer == "delta" for kind in config.all_kinds):
         return ["the step time is optimistic: the simulation does not count the vector work of the gated delta layers"]
@@ -285,8 +291,6 @@ class SearchResult:
 
     def save_job(self, file: str | os.PathLike[str]) -> Job:
         """Write the best plan as a job file and return the job."""
-        from forerun.verbs.job_files import load_job
-
         self.outcome.write_job(Path(file))
         return load_job(file)
 
@@ -301,31 +305,31 @@ class SearchResult:
 def search(
     job: Job | str | os.PathLike[str],
     *,
-    on: str | Sequence[str] | None = None,
+    on: Slices | None = None,
     goal: Goal = "balanced",
-    max_hours: float | None = None,
-    max_usd: float | None = None,
-    zone: str | None = None,
-    provider: str | Sequence[str] = (),
-    prices: str | os.PathLike[str] | None = None,
-    calibrate: Sequence[str] = (),
-    use_cache: bool = True,
-    compile_all: bool = False,
+    max_hours: Hours | None = None,
+    max_usd: Dollars | None = None,
+    zone: Zone | None = None,
+    provider: Providers = (),
+    prices: File | None = None,
+    calibrate: Runs = (),
+    use_cache: Annotated[bool, Value(option="no-cache", help="ignore cached results and compile again")] = True,
+    compile_all: Annotated[bool, Value(option="search-all")] = False,
 ) -> SearchResult:
     """Search slices, meshes, micro-batch sizes and remat policies for the best plan.
 
     Args:
-      job: a job, or the path of a job file.
-      on: slices or patterns such as `"v5p-*"`; default: all slices.
-      goal: what to optimise for: cheapest, fastest, or balanced (time x money).
-      max_hours: omit plans that take longer.
-      max_usd: omit plans that cost more.
-      zone: use the prices of this zone; default: the cheapest zone of each chip.
-      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
-      prices: a file with prices that replace the list prices.
-      calibrate: folders of finished runs whose measured times correct the predicted ones.
-      use_cache: use results of earlier compilations of the same program.
-      compile_all: compile all candidates that may fit, also those that are not expected to win.
+      job: a job, or the path of a job file
+      on: slices or patterns such as v5p-* (default: all slices)
+      goal: what to optimise for; balanced is time x money
+      max_hours: with `search`: omit plans that take longer
+      max_usd: omit plans that cost more
+      zone: use the prices of this zone (default: the cheapest)
+      provider: use only prices of these providers, for example gcp,lambda (default: the cheapest)
+      prices: use the prices in this file instead of list prices
+      calibrate: correct the times by these finished runs
+      use_cache: use results of earlier compilations of the same program
+      compile_all: like `search`, but compile all candidates that may fit, also those that are not expected to win
 
     Returns:
       The plans that fit within the limits, best first.
@@ -333,6 +337,12 @@ def search(
     Raises:
       UserError: No plan fits, or none stays within the limits.
     """
+    from forerun.hardware.prices import provider_names
+    from forerun.planner.search.search import find_plans
+    from forerun.resolve.job_corpus import with_steps
+    from forerun.resolve.resolve_model import resolve_model
+    from forerun.verbs.plan.slice_compiler import SliceCompiler
+
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=False)
     outcome = find_plans(
         with_steps(resolve_model(prepared(job))),

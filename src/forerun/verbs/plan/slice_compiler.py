@@ -68,6 +68,14 @@ class SliceCompiler:
             results = answers(requests, progress.phase, judge)
         return [self.calibrated(result) for result in results]
 
+    def scheduled_program(self, result: FitResult) -> Module:
+        """Return the scheduled program of a result. The cache has only figures: compile it again if necessary."""
+        name = result.question.slice.name
+        if name not in self.programs:
+            self.reporter.info(f"compiling for {name} again: the cache of plans has no timelines")
+            verdict(result.question, keep=lambda module: self.programs.update({name: module}))
+        return self.programs[name]
+
     def calibrated(self, result: FitResult) -> FitResult:
         """Return the result with its times corrected by the user's own runs, if there is a calibration."""
         if self._calibration is None or result.step is None:

@@ -6,14 +6,16 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forerun.config.schema import Job
 from forerun.reporter import LineReporter, Reporter
-from forerun.resolve.resolve_model import resolve_model
-from forerun.run.profiling.profile_summary import ProfileSummary
-from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.verbs.job_files import prepared
+from forerun.verbs.option_types import Count, Folder
 from forerun.verbs.table import Table
+
+if TYPE_CHECKING:
+    from forerun.config.schema import Job
+    from forerun.run.profiling.profile_summary import ProfileSummary
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Profile:
         """The mean time of a step in which a device did nothing."""
         return None if self._summary is None else self._summary.idle_seconds
 
+    def __str__(self) -> str:
+        perfetto = "" if self.trace is None else f"\n  Perfetto:    open {self.trace} at https://ui.perfetto.dev"
+        return f"{self.text}{perfetto}\n  TensorBoard: tensorboard --logdir {self.folder}"
+
     def __repr__(self) -> str:
         return self.text.rstrip("\n")
 
@@ -54,9 +60,9 @@ class Profile:
 def profile(
     job: Job | str | os.PathLike[str],
     *,
-    steps: int = 5,
-    warmup: int = 3,
-    to: str | os.PathLike[str] | None = None,
+    steps: Count = 5,
+    warmup: Count = 3,
+    to: Folder | None = None,
     reporter: Reporter | None = None,
 ) -> Profile:
     """Run a few steps of a job on the devices of this machine and record them with the JAX profiler.
@@ -65,11 +71,11 @@ def profile(
     open the recording.
 
     Args:
-      job: a job, or the path of a job file.
-      steps: number of steps to record.
-      warmup: number of steps before the recording.
-      to: the folder to write; default: `profiles/NAME`.
-      reporter: receives the progress; default: a display that fits the notebook or the terminal.
+      job: a job, or the path of a job file
+      steps: number of steps to record
+      warmup: number of steps before the recording
+      to: folder for the trace (default: profiles/NAME)
+      reporter: receives the progress; default: a display that fits the notebook or the terminal
 
     Returns:
       The recording and its summary.
@@ -77,6 +83,8 @@ def profile(
     Raises:
       UserError: The job has a mistake, its data cannot be read, or it cannot run on these devices.
     """
+    from forerun.resolve.resolve_model import resolve_model
+    from forerun.supervise.free_tpu import require_free_tpu_for
     from forerun.track.display.make_display import make_display
     from forerun.verbs.profile.profile_steps import profile_steps
 

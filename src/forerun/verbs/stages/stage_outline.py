@@ -17,14 +17,13 @@ from forerun.config.stages import Stage, run_path
 from forerun.data.source.identity import cache_folder
 from forerun.methods.method import run_specs
 from forerun.models.model_facts import ModelOutline
-from forerun.models.rounding import QUANTIZATION, RECORD
+from forerun.models.quantization_config import QUANTIZATION, RECORD
 from forerun.resolve.job_tokenizer import tokenizer_of
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.chat_form import own_chat_form
-from forerun.verbs.export.rounding import config_without, integer_section
-from forerun.verbs.export.write_model import write_words
+from forerun.verbs.export.write_model import config_without, integer_section, write_words
 from forerun.weights_io import documents
 from forerun.weights_io.packed import section_of
 

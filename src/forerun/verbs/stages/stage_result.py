@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from forerun.checkpoint.weights import chosen_step
+from forerun.checkpoint.reader import chosen_step
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.errors import UserError
@@ -23,8 +23,8 @@ from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.finished_run import finished_summary
 from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
-from forerun.verbs.export.rounding import integer_section
-from forerun.verbs.export.write_model import export
+from forerun.verbs.export.result import ExportForm
+from forerun.verbs.export.write_model import integer_section, write_export
 from forerun.verbs.stages.stage_outline import resolve_stage
 
 RECORD = "result.json"  # beside the result: the step that it was written from
@@ -81,12 +81,15 @@ def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, repor
     shutil.rmtree(folder, ignore_errors=True)
     _record_file(folder).unlink(missing_ok=True)
     if stage.start == "adapter":
-        options: dict[str, Any] = {"adapter": True}
+        form = ExportForm(only_adapters=True, step=step)
     else:
-        options = {"dtype": earlier.precision.params, "merge": earlier.method.trains_adapters}
-        if earlier.method.trains_rounded_weights:
-            options["dense"] = integer_section(ResolvedJob(earlier)) is None
-    proof = export(str(run.path), str(folder), which=str(step), **options).proof
+        form = ExportForm(
+            dtype=earlier.precision.params,
+            merge=earlier.method.trains_adapters,
+            dense=earlier.method.trains_rounded_weights and integer_section(ResolvedJob(earlier)) is None,
+            step=step,
+        )
+    proof = write_export(run, folder, form).proof
     reporter.info(proof)
     # A result without its record was interrupted, and is written again.
     atomic_write(_record_file(folder), json.dumps({"newest": newest, "step": step, "proof": proof}))

@@ -19,7 +19,6 @@ from forerun.verbs.job_files import open_stages
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.reporter import Reporter
     from forerun.verbs.check.check import JobReport
     from forerun.verbs.plan.plan import Plan
     from forerun.verbs.train import Run
@@ -98,7 +97,7 @@ class Stages(Mapping[str, Job]):
         Raises:
           UserError: A job has a mistake, or a finished stage was changed.
         """
-        from forerun.run_folder.moved_run import require_run_in_place
+        from forerun.run_folder.open_folder import require_run_in_place
         from forerun.run_folder.run_folder import folder_of
         from forerun.verbs.train import open_run, train_in_place
 
@@ -204,17 +203,17 @@ def plan_stages(stages: Sequence[Stage], *, max_usd: float | None = None, **opti
 
 def plan_stage(stage: Stage, **options: Any) -> Plan:
     """Plan one stage. It does not need the weights of the stages before."""
-    from forerun.verbs.plan.plan import plan_resolved
+    from forerun.verbs.plan.plan import plan
     from forerun.verbs.stages.stage_outline import resolve_stage
 
     try:
-        stage_plan = plan_resolved(resolve_stage(stage), **options)
+        stage_plan = plan(resolve_stage(stage), **options)
     except UserError as error:
         raise UserError(error.code, f"stage {stage.name}: {error.what}", why=error.why, fix=error.fix) from None
     return replace(stage_plan, title=f"stage {stage_plan.title}", notes=(stage.start_text, *stage_plan.notes))
 
 
-def check_stage(stage: Stage, on: str | None) -> JobReport:
+def check_stage(stage: Stage, on: str | None = None) -> JobReport:
     """Return the report of one stage. It does not need the weights of the stages before."""
     from forerun.verbs.check.check import check_loaded
     from forerun.verbs.stages.stage_outline import outline_of

@@ -6,8 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from forerun.pages.loss_curve import thinned
-from forerun.pages.svg import Plot, Scale, both_widths, log_scale, log_ticks
+from forerun.pages.svg import Plot, Scale, both_widths, downsample, log_scale, log_ticks
 from forerun.verbs.sweep.results import VALIDATION, RunResult, SweepResults
 
 COLOURS = 10
@@ -53,7 +52,7 @@ def loss_chart(results: SweepResults) -> dict[str, Plot] | None:
         points = run.validation_curve if results.metric == VALIDATION else run.curve
         finite = [(step, loss) for step, loss in points if math.isfinite(loss)]
         if len(finite) > 1:
-            curves[run.name] = thinned(finite)
+            curves[run.name] = downsample(finite)
     if not curves:
         return None
     shown = [point for curve in curves.values() for point in curve]

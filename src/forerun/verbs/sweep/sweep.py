@@ -6,19 +6,19 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from forerun.config.load import dump
-from forerun.config.schema import Job
 from forerun.files import atomic_write
-from forerun.pages.render import render
 from forerun.reporter import LineReporter
 from forerun.verbs.job_files import open_job, prepared
-from forerun.verbs.sweep.report import cells_of, columns_of, page, write_report
-from forerun.verbs.sweep.results import SweepResults
-from forerun.verbs.sweep.run_sweep import PreparedSweep, prepare
-from forerun.verbs.sweep.run_sweep import train as train_sweep
+from forerun.verbs.option_types import Count, Value
 from forerun.verbs.table import Table
 from forerun.verbs.train import Run, open_run
+
+if TYPE_CHECKING:
+    from forerun.config.schema import Job
+    from forerun.verbs.sweep.results import SweepResults
+    from forerun.verbs.sweep.run_sweep import PreparedSweep
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,23 @@ class Sweep:
         return {run.label: run.error for run in self._results.of_state("failed")}
 
     def __str__(self) -> str:
+        from forerun.verbs.sweep.report import cells_of, columns_of
+
         heads = columns_of(self._results)
         return str(Table(dict(zip(heads, cells_of(self._results, run), strict=True)) for run in self._results.runs))
 
     def _repr_html_(self) -> str:
+        from forerun.pages.render import render
+        from forerun.verbs.sweep.report import page
+
         content = page(self._sweep, self._results)
         return render("sweep_frame.html.jinja", name=self._sweep.base.name, content=content)
 
 
 def sweep(
     job: Job | str | os.PathLike[str],
-    *values: str,
-    parallel: int = 1,
+    *values: Annotated[str, Value("KEY=V1,V2")],
+    parallel: Count = 1,
     stop_on_failure: bool = False,
 ) -> Sweep:
     """Train a job with all combinations of values, and compare the results.
@@ -87,10 +92,10 @@ def sweep(
     resumes interrupted ones. A failed run does not stop the others: see `Sweep.failed`.
 
     Args:
-      job: the path of a job file, or a job. For a job with a custom class, give the path.
-      *values: overrides such as `"seed=0,1"`. Those with several values are swept.
-      parallel: the number of runs at a time, each on its own devices.
-      stop_on_failure: end the sweep when a run fails.
+      job: the path of a job file, or a job; for a job with a custom class, give the path
+      *values: a key with several values, such as seed=0,1, is swept; one with a single value is the same for all runs
+      parallel: train N runs at a time, each on its own devices
+      stop_on_failure: end the sweep when a run fails
 
     Returns:
       The results of all runs.
@@ -98,6 +103,10 @@ def sweep(
     Raises:
       UserError: a run is not a valid job, the devices cannot be divided, or the sweep has changed.
     """
+    from forerun.verbs.sweep.report import write_report
+    from forerun.verbs.sweep.run_sweep import prepare
+    from forerun.verbs.sweep.run_sweep import train as train_sweep
+
     made = prepare(_path_of(job), values, parallel=parallel)
     for line in (*made.description(), *made.changes):
         print(line)
@@ -108,6 +117,9 @@ def sweep(
 
 def _path_of(job: Job | str | os.PathLike[str]) -> Path:
     """Return the file that the processes of the sweep read. A job from Python is written next to its runs."""
+    from forerun.config.load import dump
+    from forerun.config.schema import Job
+
     if not isinstance(job, Job):
         return open_job(job).path
     from forerun.verbs.sweep.grid import folder_of_sweep

@@ -21,9 +21,8 @@ from forerun.models.families.wrapper import text_of
 from forerun.models.pretrained import read_snapshot
 from forerun.models.registry import model_for
 from forerun.reporter import SILENT, Reporter
-from forerun.weights_io.gguf.architecture import Metadata, metadata_of
+from forerun.weights_io.gguf.architecture import Floats, Metadata, TensorSource, metadata_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, exact_blocks, tensor_types
-from forerun.weights_io.gguf.tensors import Floats, TensorSource
 from forerun.weights_io.gguf.vocabulary import Vocabulary, model_name, vocabulary_of
 from forerun.weights_io.packed import opened_snapshot
 from forerun.weights_io.write import float16_error

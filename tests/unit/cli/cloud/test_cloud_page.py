@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from forerun.cli import words
+from forerun.cli.commands import parser_of
 from forerun.cloud import cloud_checks
 from forerun.config.load import load
 
@@ -27,7 +27,7 @@ def test_every_command_is_understood() -> None:
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("forerun ")]
     assert {name for name, *_ in commands} >= {"run", "ps", "logs", "stop", "down", "fetch", "doctor"}
     for name, *rest in commands:
-        parser = words.parser_of(name)
+        parser = parser_of(name)
         if rest:
             args = parser.read(rest)
             if getattr(args, "job", None) and str(args.job).startswith("examples/"):
@@ -38,7 +38,7 @@ def test_every_option_in_a_sentence_exists() -> None:
     known = {
         option
         for name in ("run", "ps", "logs", "stop", "down", "fetch", "doctor")
-        for action in words.parser_of(name)._actions
+        for action in parser_of(name)._actions
         for option in action.option_strings
     }
     named = {option for text in re.findall(r"`([^`]+)`", PROSE) for option in re.findall(r"--[a-z-]+", text)}

@@ -13,7 +13,7 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.pairs import PairDocuments, PairReferences, Pairs, describe_too_long
 from forerun.errors import UserError
-from forerun.objectives.pairs import max_pairs
+from forerun.objectives.batch import max_pairs
 
 S = 48
 

@@ -53,7 +53,7 @@ def cache_at(file: Path, limit_bytes: int, clock: Clock | None = None) -> BlockC
 
 def processes(*arguments: Sequence[object]) -> list[dict[str, object]]:
     """Run `cached_reads.py` once with each list of arguments, all at the same time."""
-    command = [sys.executable, "-P", cached_reads.__file__]
+    command = [sys.executable, cached_reads.__file__]
     running = [
         subprocess.Popen([*command, *map(str, one)], stdout=subprocess.PIPE, text=True, env=os.environ)
         for one in arguments

@@ -8,10 +8,10 @@ import pytest
 from error_assertions import assert_error
 
 from forerun.errors import UserError
-from forerun.models.families import mistral
+from forerun.models.families import llama
 from forerun.models.families.registry import read_config
 from forerun.models.families.wrapper import INNER, LAYOUTS, OUTER, WRAPPERS, Layout
-from forerun.models.rounding import rounding_in
+from forerun.models.quantization_config import rounding_in
 from forerun.weights_io.packed import config_section
 
 TEXT: dict[str, Any] = {
@@ -31,17 +31,17 @@ def test_names_decide_the_prefix(layout: Layout) -> None:
     names = {layout.body + "embed_tokens.weight", layout.head + "weight", "vision_tower.patch_conv.weight"}
     family, _ = read_config(CONFIG, "config.json", names)
     assert family.table[0].name == layout.body + "embed_tokens.weight"
-    assert family.table == layout.table(mistral.TABLE)
-    assert family.modules == INNER.table(mistral.TABLE)
-    assert [layout.plain(one.name) for one in family.table] == [one.name for one in mistral.TABLE]
+    assert family.table == layout.table(llama.MISTRAL_TABLE)
+    assert family.modules == INNER.table(llama.MISTRAL_TABLE)
+    assert [layout.plain(one.name) for one in family.table] == [one.name for one in llama.MISTRAL_TABLE]
 
 
 def test_the_prefix_of_a_text_model() -> None:
     """transformers saves the text part of some multimodal models with the prefix, and loads it without."""
     names = {"model.language_model.embed_tokens.weight"}
     family, _ = read_config(TEXT, "config.json", names)
-    assert (family.table, family.modules) == (INNER.table(mistral.TABLE), mistral.TABLE)
-    assert read_config(TEXT, "config.json", {"model.embed_tokens.weight"})[0].table == mistral.TABLE
+    assert (family.table, family.modules) == (INNER.table(llama.MISTRAL_TABLE), llama.MISTRAL_TABLE)
+    assert read_config(TEXT, "config.json", {"model.embed_tokens.weight"})[0].table == llama.MISTRAL_TABLE
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,6 @@ def test_the_unrounded_modules_of_a_wrapper() -> None:
 
 
 def _rounding() -> Any:
-    from forerun.models.rounding import Rounding
+    from forerun.models.quantization_config import Rounding
 
     return Rounding(4, 32, activations=False)

@@ -9,8 +9,7 @@ import pytest
 
 from forerun.nn import layers
 from forerun.nn.weights import lowrank
-from forerun.nn.weights.dense import Dense, as_weight, is_weight
-from forerun.nn.weights.extended import Extended, mean_rows
+from forerun.nn.weights.dense import Dense, Extended, as_weight, is_weight, mean_rows
 
 V, N, E = 7, 2, 4
 RANDOM = np.random.default_rng(0)

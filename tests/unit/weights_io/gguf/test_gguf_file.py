@@ -18,13 +18,19 @@ from forerun.errors import UserError
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.rounding import Rounding
+from forerun.models.quantization_config import Rounding
 from forerun.nn.rope import Linear, Rope, Yarn
 from forerun.weights_io.gguf import gguf_file
-from forerun.weights_io.gguf.architecture import ARCHITECTURES, architecture_of, metadata_of
+from forerun.weights_io.gguf.architecture import (
+    ARCHITECTURES,
+    GgufTensor,
+    architecture_of,
+    gguf_name,
+    interleaved,
+    metadata_of,
+)
 from forerun.weights_io.gguf.block_types import FILE_TYPES, tensor_types
 from forerun.weights_io.gguf.gguf_file import write_gguf
-from forerun.weights_io.gguf.tensors import GgufTensor, gguf_name, interleaved
 from forerun.weights_io.packed import config_section, pack
 
 sys.path.append(str(Path(__file__).parents[2] / "data" / "tokens"))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.weights_io.gguf.k_quants import quantize_q4_k, quantize_q6_k
+from forerun.weights_io.gguf.block_types import quantize_q4_k, quantize_q6_k
 
 gguf = pytest.importorskip("gguf")
 QUANTIZERS: dict[str, Any] = {"Q4_K": quantize_q4_k, "Q6_K": quantize_q6_k}

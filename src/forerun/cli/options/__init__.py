@@ -1,1 +1,0 @@
-"""The options of the commands, by topic, and the parser that reads them."""

@@ -1,1 +1,0 @@
-"""Commands that show runs and change nothing, one file each."""

@@ -1,1 +1,0 @@
-"""The report of a run as a page that a local server keeps up to date."""

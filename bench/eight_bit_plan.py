@@ -18,7 +18,7 @@ from typing import Any
 
 from forerun.config.load import load
 from forerun.units import GIB
-from forerun.verbs.plan.plan import plan
+from forerun.verbs.plan import plan
 
 ROOT = Path(__file__).resolve().parent
 RESULTS = ROOT / "results/eight_bit_plan.json"

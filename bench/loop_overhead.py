@@ -24,10 +24,11 @@ from forerun.config.schema import Job
 from forerun.hardware.devices import choose
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
-from forerun.run.compile.compile_step import compile_step
+from forerun.run.compile_step import compile_step
 from forerun.run.guard import guard_of
+from forerun.run.hooks import RunSession
 from forerun.run.open_data import Placement, batches_of
-from forerun.run.prepared_run import PreparedRun, ResumePoint, RunSession, train_steps
+from forerun.run.prepared_run import PreparedRun, ResumePoint, train_steps
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.run_devices import program_on
 from forerun.run.throughput import Throughput

@@ -18,7 +18,7 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.units import GIB
-from forerun.verbs.plan.plan import plan
+from forerun.verbs.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "new_families_plan.json"

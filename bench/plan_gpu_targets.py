@@ -3,7 +3,7 @@
 python bench/plan_gpu_targets.py           # 18 compiles; needs the extras `plan` and `plan-gpu`, no TPU and no GPU
 python bench/plan_gpu_targets.py --table   # only write the Markdown table again
 
-Each job is planned with `forerun.verbs.plan.plan.plan`, as in `forerun plan JOB --on ... --no-cache`. The target is six
+Each job is planned with `forerun.plan`, as in `forerun plan JOB --on ... --no-cache`. The target is six
 minutes on two cores. The CPU time of all compilers is recorded too, because it hardly depends on other programs.
 """
 
@@ -24,7 +24,7 @@ from forerun.console import SafeConsole
 from forerun.planner.report.formatting import hours_text, seconds_text, usd_text
 from forerun.units import GIB
 from forerun.verbs.job_files import load_job
-from forerun.verbs.plan.plan import plan
+from forerun.verbs.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "plan_gpu_targets.json"

@@ -19,7 +19,7 @@ from typing import Any
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.units import GIB
-from forerun.verbs.plan.plan import plan
+from forerun.verbs.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "scale.json"

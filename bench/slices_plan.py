@@ -27,7 +27,7 @@ from forerun.hardware.slices import slice_named
 from forerun.planner.cost.failures import FailureEstimate, failure_estimate
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Assumptions, Saves
 from forerun.units import GIB, Bytes, Count, Seconds
-from forerun.verbs.plan.plan import plan
+from forerun.verbs.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "slices_plan.json"

@@ -22,7 +22,7 @@ from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.report.formatting import seconds_text
 from forerun.units import GIB
 from forerun.verbs.job_files import load_job
-from forerun.verbs.plan.plan import plan
+from forerun.verbs.plan import plan
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tpu_against_gpu.json"

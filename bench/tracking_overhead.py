@@ -107,7 +107,7 @@ def measure(folder: Path, mlflow: str, servers: int) -> dict[str, Any]:
     from forerun.reporter import LineReporter
     from forerun.resolve.job_corpus import open_corpus
     from forerun.resolve.resolve_model import resolve_model
-    from forerun.run.compile.compile_step import compile_step
+    from forerun.run.compile_step import compile_step
     from forerun.run.open_data import Placement, batches_of
     from forerun.run.run_devices import program_on
     from forerun.track.display.make_display import make_display

@@ -24,7 +24,7 @@ from forerun.planner.time.calibration import calibration
 from forerun.planner.time.prediction import step_time
 from forerun.program.build import program_hash
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile.compile_step import CompiledStep
+from forerun.run.compile_step import CompiledStep
 from forerun.run.run_devices import program_on
 
 pytestmark = pytest.mark.aot

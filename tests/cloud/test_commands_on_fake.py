@@ -12,7 +12,7 @@ import pytest
 from fake.process import FakeCloud
 from simulated_cloud import RecordedDisplay
 
-from forerun.cli.cloud import down
+from forerun.cli.cloud import end_runs as down
 from forerun.cli.main import main
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.google.rest import Rest

@@ -27,8 +27,8 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.run.train import TrainResult, train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
-from forerun.verbs.cache.write_cache import write_cache
 from forerun.verbs.export.export import export
+from forerun.verbs.write_cache import write_cache
 
 pytestmark = pytest.mark.torch
 

@@ -105,7 +105,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from forerun.evaluate.harness import HarnessModel
     from forerun.evaluate.scoring import Scorer
     from forerun.trained_model.load_model import load_model
-    from forerun.verbs.language_model.evaluate import language_of, longest_context, writer_of
+    from forerun.verbs.evaluate import language_of, longest_context, writer_of
 
     folder = tmp_path_factory.mktemp("checkpoint")
     reference, tokenizer = checkpoint(folder, request.param)

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file
 from forerun.cli.main import main
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
-from forerun.models import pretrained
+from forerun.models import model_facts
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
 from forerun.trained_model.load_model import fsdp_mesh, method_params
-from forerun.verbs.stages.stage_outline import _outline, planning_job
+from forerun.verbs.stage_result import _outline, planning_job
 from forerun.weights_io.packed import unpack
 
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -96,7 +96,7 @@ def params_of(stage: Stage) -> Any:
     run = folder_of(stage.job)
     job = require_run(run)
     assert job.steps is not None
-    pretrained._pretrained.cache_clear()
+    model_facts._pretrained.cache_clear()
     return method_params(run, job.steps, ResolvedJob(job), fsdp_mesh(job))
 
 

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from jax._src import compilation_cache
 from rig import print_lines
 
-from forerun.run.compile.compile_cache import SUFFIX, SealedCache, use_sealed
-from forerun.run.compile.compile_step import CACHE_HIT, count_events
+from forerun.run.compile_step import CACHE_HIT, SUFFIX, SealedCache, count_events, use_sealed
 
 Bytes = bytearray
 

@@ -35,7 +35,7 @@ from forerun.run.preference_reference import read_log_probs, write_log_probs
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
-from forerun.verbs.cache.write_cache import write_cache
+from forerun.verbs.write_cache import write_cache
 
 HOSTS, STEPS, EVERY, STOP_AT = 2, 24, 5, 6
 JOB = """\

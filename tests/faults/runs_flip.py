@@ -42,7 +42,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from forerun.run.pipeline import StepPipeline
+from forerun.run.steps import StepPipeline
 from forerun.objectives.next_token import NextToken
 
 FLIP = Path(__file__).with_name("flip")

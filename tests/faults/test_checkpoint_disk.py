@@ -19,7 +19,7 @@ from needs import fill_disk, small_disk
 
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, SaveFailed
-from forerun.run.preflight import needed_bytes, require_disk_space, saved_bytes
+from forerun.run.restore import needed_bytes, require_disk_space, saved_bytes
 
 DISK_BYTES = 8 << 20
 

@@ -26,7 +26,7 @@ FAULT_TESTS: dict[str, tuple[str, ...]] = {
     "e2e/test_resume.py::test_resumed_on_half_the_devices": ("mesh", "hosts resize"),
     "faults/test_interrupts.py::test_a_compilation_is_not_waited_for": ("interrupt",),
     "unit/run/test_validation.py::test_a_stop_inside_a_look_does_not_lose_it": ("looks",),
-    "unit/run/compile/test_compile_step.py::test_cache_hit_and_miss_are_told_apart": ("restart",),
+    "unit/run/test_compile_step.py::test_cache_hit_and_miss_are_told_apart": ("restart",),
     "unit/supervise/test_run_lock.py::test_train_is_rejected_before_it_reads_anything": ("reject",),
     "unit/checkpoint/test_store.py::test_an_owner_that_was_replaced_cannot_commit": ("second",),
     "unit/checkpoint/test_store.py::test_an_owner_replaced_while_its_save_is_under_way": ("late",),
@@ -34,7 +34,7 @@ FAULT_TESTS: dict[str, tuple[str, ...]] = {
     "faults/test_checkpoint_kill.py::test_killed_at_random_moments_of_saving": ("kill in saves",),
     "faults/test_checkpoint_kill.py::test_killed_at_the_system_calls_that_make_a_checkpoint_count": ("system calls",),
     "faults/test_checkpoint_disk.py::test_full_at_every_phase_of_a_save": ("failing calls", "storage disk-full"),
-    "unit/run/compile/test_compile_cache.py::test_damaged_and_foreign_entries_are_never_used": ("cache",),
+    "unit/run/test_compile_cache.py::test_damaged_and_foreign_entries_are_never_used": ("cache",),
     "faults/test_hosts_faults.py::test_a_killed_worker_is_noticed_at_once_and_all_start_again[2]": ("hosts kill",),
     "faults/test_hosts_faults.py::test_a_killed_worker_is_noticed_at_once_and_all_start_again[0]": (
         "hosts kill-coordinator",

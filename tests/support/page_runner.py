@@ -140,7 +140,7 @@ def run_command(command: str, block: Block) -> None:
 def check_yaml(block: Block) -> None:
     """Read a block of a job. A part of a job is read together with a tiny model, and a complete one is `job.yaml`."""
     from forerun.config.load import load
-    from forerun.verbs.stages.stages import load_stages
+    from forerun.verbs.stages import load_stages
 
     content = yaml.safe_load(block.text)
     if block.title is not None and not block.title.startswith("/"):

@@ -77,7 +77,7 @@ def read_parts(storage: Folder, parts: Iterable[FilePart]) -> Iterator[bytes | m
 
 
 def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
-    """Return the parts of a file that a checkpoint's record names. Records of older versions name none.
+    """Return the parts of a file that a checkpoint's record names.
 
     Raises:
       ValueError: a name does not have the form that `write_parts` gives it, so it could name any file of this machine.

@@ -18,21 +18,21 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "init": Command(
-        "forerun.cli.init:init", "write a first job file from a recipe", "forerun init --recipe lora job.yaml"
+        "forerun.cli.job_files:init", "write a first job file from a recipe", "forerun init --recipe lora job.yaml"
     ),
     "convert": Command(
-        "forerun.cli.convert:convert",
+        "forerun.cli.job_files:convert",
         "write a job from a file of axolotl, TRL or transformers",
         "forerun convert axolotl.yml --devices 8",
     ),
     "check": Command(
-        "forerun.cli.check:check", "show every value of a job and its origin", "forerun check job.yaml --on v5e-8"
+        "forerun.cli.jobs:check", "show every value of a job and its origin", "forerun check job.yaml --on v5e-8"
     ),
     "data": Command(
         "forerun.cli.data:data", "show the data as the model will see it", "forerun data job.yaml --html data.html"
     ),
     "tokenizer": Command(
-        "forerun.cli.tokenizer:tokenizer",
+        "forerun.cli.data:tokenizer",
         "train a tokenizer on text, or show how one splits it",
         "forerun tokenizer train texts.txt --vocab 8192 --to tokenizer/",
     ),
@@ -42,7 +42,7 @@ COMMANDS = {
         "forerun plan job.yaml --on v6e-1,v5e-8",
     ),
     "cache": Command(
-        "forerun.cli.cache:cache", "store the logits of a job's teacher", "forerun cache job.yaml distil.top_k=32"
+        "forerun.cli.jobs:cache", "store the logits of a job's teacher", "forerun cache job.yaml distil.top_k=32"
     ),
     "train": Command(
         "forerun.cli.train:train",
@@ -50,7 +50,7 @@ COMMANDS = {
         "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8",
     ),
     "profile": Command(
-        "forerun.cli.profile:profile",
+        "forerun.cli.jobs:profile",
         "record a few steps of a job with the JAX profiler",
         "forerun profile job.yaml --steps 5",
     ),
@@ -80,17 +80,17 @@ COMMANDS = {
         "forerun generate runs/quickstart Once --temperature 0",
     ),
     "chat": Command(
-        "forerun.cli.chat:chat",
+        "forerun.cli.models:chat",
         "chat with a model in the terminal",
         "forerun chat HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "eval": Command(
-        "forerun.cli.evaluate:evaluate",
+        "forerun.cli.models:evaluate",
         "measure a model on held-out text or lm-eval tasks",
         "forerun eval runs/quickstart --data held_out.txt",
     ),
     "watch": Command(
-        "forerun.cli.watch:watch", "follow a run in the terminal or in a browser", "forerun watch runs/quickstart"
+        "forerun.cli.reports:watch", "follow a run in the terminal or in a browser", "forerun watch runs/quickstart"
     ),
     "runs": Command("forerun.cli.reports:runs", "list the runs of a folder", "forerun runs --json"),
     "run": Command(
@@ -98,20 +98,22 @@ COMMANDS = {
         "rent a slice, train a job on it, and delete the slice",
         "forerun run job.yaml --on v6e-8 --spot --max-usd 40",
     ),
-    "ps": Command("forerun.cli.cloud.ps:ps", "list the cloud resources that cost money", "forerun ps"),
-    "logs": Command("forerun.cli.cloud.logs:logs", "follow the log of a cloud run", "forerun logs quickstart --host 2"),
+    "ps": Command("forerun.cli.cloud.show_runs:ps", "list the cloud resources that cost money", "forerun ps"),
+    "logs": Command(
+        "forerun.cli.cloud.show_runs:logs", "follow the log of a cloud run", "forerun logs quickstart --host 2"
+    ),
     "stop": Command(
-        "forerun.cli.cloud.stop:stop",
+        "forerun.cli.cloud.end_runs:stop",
         "save a checkpoint of a cloud run, and delete its slice",
         "forerun stop quickstart",
     ),
     "down": Command(
-        "forerun.cli.cloud.down:down",
+        "forerun.cli.cloud.end_runs:down",
         "delete the cloud resources of a run, and keep its results",
         "forerun down quickstart",
     ),
     "fetch": Command(
-        "forerun.cli.cloud.fetch:fetch",
+        "forerun.cli.cloud.show_runs:fetch",
         "download the results of a cloud run",
         "forerun fetch quickstart --to runs/quickstart",
     ),
@@ -126,9 +128,11 @@ COMMANDS = {
         "print the tables of chips, slices and prices",
         "forerun hardware slices",
     ),
-    "explain": Command("forerun.cli.machine:explain", "explain an error code and its fix", "forerun explain E-JOB-018"),
+    "explain": Command(
+        "forerun.cli.job_files:explain", "explain an error code and its fix", "forerun explain E-JOB-018"
+    ),
     "schema": Command(
-        "forerun.cli.machine:schema",
+        "forerun.cli.job_files:schema",
         "print the JSON Schema of a job, for editors",
         "forerun schema --output job.schema.json",
     ),

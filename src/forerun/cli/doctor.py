@@ -47,10 +47,10 @@ def doctor(
             why="`forerun doctor` checks this machine, and `forerun doctor --cloud` checks a Google Cloud project",
             fix="forerun doctor --cloud job.yaml --on v6e-8, or forerun doctor --smoke",
         )
-    from forerun.doctor import report
+    from forerun.doctor import checks
 
     if not cloud:
-        return report.run(smoke=smoke, overrides=overrides)
+        return checks.run(smoke=smoke, overrides=overrides)
     from forerun.cloud.cloud_checks import cloud_checks
     from forerun.doctor.machine import Finding
     from forerun.exit_codes import USER_MISTAKE
@@ -58,8 +58,8 @@ def doctor(
     findings = []
     for check in cloud_checks(_need(overrides, on, spot, tuple(zones), disk_gib), project):
         findings.append(Finding(check.name, check.status, check.found, check.fix))
-        print(report.line(findings[-1]), flush=True)
-    print(report.verdict(findings))
+        print(checks.line(findings[-1]), flush=True)
+    print(checks.verdict(findings))
     return USER_MISTAKE if any(finding.status == "FAIL" for finding in findings) else 0
 
 

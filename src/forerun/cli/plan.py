@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.arguments import options_of
-from forerun.cli.stage_choice import chosen_stages, print_warnings, require_one
+from forerun.cli.jobs import chosen_stages, print_warnings, require_one
 from forerun.errors import UserError
 from forerun.verbs.option_types import File, JobFile, Name, Override
 
 if TYPE_CHECKING:
     from forerun.resolve.resolved_job import ResolvedJob
-    from forerun.verbs.plan.plan import Plan
-    from forerun.verbs.stages.stages import StagesPlan
+    from forerun.verbs.plan import Plan
+    from forerun.verbs.stages import StagesPlan
 
 
-@options_of("forerun.verbs.plan.plan:plan", "forerun.verbs.plan.plan:search")
+@options_of("forerun.verbs.plan:plan", "forerun.verbs.plan:search")
 def plan(
     job: JobFile,
     *overrides: Override,
@@ -64,7 +64,7 @@ def plan(
             _require_traceable(Path(trace), options.get("on"), search)
         _require_known_names(options, search)
         from forerun.resolve.resolve_model import resolve_model
-        from forerun.verbs.stages.stage_outline import resolve_stage
+        from forerun.verbs.stage_result import resolve_stage
 
         resolved = [resolve_model(loaded)] if loaded is not None else [resolve_stage(one) for one in stages]
         if search:
@@ -74,10 +74,10 @@ def plan(
             print_warnings(one)
         options["progress"] = not json
         if not stages:
-            from forerun.verbs.plan.plan import plan as plan_job
+            from forerun.verbs.plan import plan as plan_job
 
             return _show(plan_job(resolved[0], **options), json, html, trace)
-        from forerun.verbs.stages.stages import plan_stage, plan_stages
+        from forerun.verbs.stages import plan_stage, plan_stages
 
         found = plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options)
         return _show(found, json, html, trace)
@@ -86,7 +86,7 @@ def plan(
 def _show(
     found: Plan | StagesPlan, as_json: bool, html: str | os.PathLike[str] | None, trace: str | os.PathLike[str] | None
 ) -> int:
-    from forerun.verbs.plan.plan import PIPED_COLUMNS
+    from forerun.verbs.plan import PIPED_COLUMNS
 
     if as_json:
         from json import dumps
@@ -112,7 +112,7 @@ def _search(resolved: ResolvedJob, as_json: bool, options: dict[str, Any], limit
     from forerun.hardware.prices import provider_names
     from forerun.planner.search.search import run_search
     from forerun.resolve.job_corpus import with_steps
-    from forerun.verbs.plan.slice_compiler import SliceCompiler
+    from forerun.verbs.slice_compiler import SliceCompiler
 
     print_warnings(resolved)
     resolved, use_cache = with_steps(resolved), options.get("use_cache", True)
@@ -148,7 +148,7 @@ def _require_known_names(options: dict[str, Any], search: bool) -> None:
 def _require_traceable(file: Path, on: list[str] | None, search: bool) -> None:
     """Raise if no trace can be written, before minutes of compiling."""
     from forerun.planner.compile.request import slices_named
-    from forerun.planner.trace.request import require_one_slice
+    from forerun.planner.trace import require_one_slice
 
     if search:
         raise UserError(

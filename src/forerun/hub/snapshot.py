@@ -108,9 +108,10 @@ def snapshot(name: str, revision: str | None = None, *, weights: bool = True) ->
             fix=f"write owner/{name}, or ./{name} for a folder",
         )
     if revision is not None and is_commit(revision):
-        cached = _cached(name, revision, weights)
-        if cached is not None:
-            return cached
+        try:
+            return _offline(name, revision, weights)  # a commit never changes
+        except UserError:
+            pass  # it is not complete in the cache
     return _offline(name, revision, weights) if is_offline() else _fetched(name, revision, weights)
 
 
@@ -192,14 +193,6 @@ def _offline(name: str, revision: str | None, weights: bool) -> Snapshot:
     return _complete(Snapshot(name, folder, folder.name), weights)
 
 
-def _cached(name: str, commit: str, weights: bool) -> Snapshot | None:
-    """Return the cached snapshot of a commit, or None if it is incomplete. A commit never changes."""
-    try:
-        return _offline(name, commit, weights)
-    except UserError:
-        return None
-
-
 def _complete(found: Snapshot, weights: bool) -> Snapshot:
     """Return `found`. Raise a UserError if it has no config.json, or if weights are wanted and missing."""
     if not found.folder.joinpath(CONFIG_NAME).is_file():
@@ -222,15 +215,11 @@ def _complete(found: Snapshot, weights: bool) -> Snapshot:
             "E-HUB-035",
             f"model {found.name} is not complete on this machine",
             why=f"{absent[0]} is missing in {found.folder}",
-            fix=_fetch_again(found),
+            fix="copy the missing files there, or download the checkpoint again"
+            if found.revision is None
+            else "run the same command with HF_HUB_OFFLINE unset: it downloads the missing files",
         )
     return found
-
-
-def _fetch_again(found: Snapshot) -> str:
-    if found.revision is None:
-        return "copy the missing files there, or download the checkpoint again"
-    return "run the same command with HF_HUB_OFFLINE unset: it downloads the missing files"
 
 
 def _check_listing(where: str, names: list[str], weights: bool) -> None:

@@ -11,7 +11,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.pages.line_chart import Curve, LineChart, line_chart
 from forerun.pages.render import render
-from forerun.report.job_differences import differing_keys
+from forerun.report.differences import differing_keys
 from forerun.report.page import METRICS
 from forerun.report.run_facts import RunFacts, run_facts
 from forerun.report.run_files import Row

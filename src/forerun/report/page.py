@@ -13,11 +13,10 @@ from typing import Any
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
-from forerun.pages.chart_ticks import time_text
-from forerun.pages.line_chart import Curve, LineChart, Mark, line_chart
+from forerun.pages.line_chart import Curve, LineChart, Mark, line_chart, time_text
 from forerun.pages.render import render
 from forerun.pages.svg import Segment, stacked_bar
-from forerun.report.job_differences import differences_from_defaults
+from forerun.report.differences import differences_from_defaults
 from forerun.report.run_facts import RunFacts, StepCost, run_facts, start_seconds
 from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord, record_of
@@ -208,10 +207,11 @@ def prediction_rows(cost: StepCost) -> list[Row]:
     predicted, measured = cost.predicted_seconds, cost.measured_seconds
     off = f"{100 * (measured / predicted - 1):+.1f} %" if predicted and measured else None
     usd = [cost.all_steps_usd(seconds) for seconds in (predicted, measured)]
+    not_predicted = "not predicted for CPU" if cost.reason.endswith("CPU") else "not predicted"
     return [
         {
             "": "step time",
-            "predicted": str(Seconds(predicted)) if predicted else f"not predicted{_because(cost)}",
+            "predicted": str(Seconds(predicted)) if predicted else not_predicted,
             "measured": str(Seconds(measured)) if measured else None,
             "measured against predicted": off,
         },
@@ -222,10 +222,6 @@ def prediction_rows(cost: StepCost) -> list[Row]:
             "measured against predicted": off if usd[0] is not None and usd[1] is not None else None,
         },
     ]
-
-
-def _because(cost: StepCost) -> str:
-    return " for CPU" if cost.reason.endswith("CPU") else ""
 
 
 def price_note(cost: StepCost) -> str:
@@ -351,11 +347,8 @@ def timeline(record: RunRecord, facts: RunFacts) -> LineChart | None:
     def reached(step: int) -> float:
         return points[min(bisect_left(steps, step), len(points) - 1)][0]
 
-    marks = []
-    for step, seconds in facts.restarts:
-        # Runs of older versions did not record when they were resumed: the next step is the nearest time.
-        marks.append(Mark(reached(step + 1) if seconds is None else seconds, "restart", f"resumed at step {step:,}"))
-    for step, why in sorted(record.skips.items()):
-        seconds = reached(step)
-        marks.append(Mark(seconds, "skip", f"skipped step {step:,}: {why}"))
+    marks = [Mark(seconds, "restart", f"resumed at step {step:,}") for step, seconds in facts.restarts]
+    marks += [
+        Mark(reached(step), "skip", f"skipped step {step:,}: {why}") for step, why in sorted(record.skips.items())
+    ]
     return line_chart("Step", [Curve("step", points)], kind="step", x_kind="time", marks=marks, from_zero=True)

@@ -83,7 +83,7 @@ class RunFacts:
     tokens_per_second: float | None
     mfu: float | None
     memory_peak_bytes: int | None
-    restarts: Sequence[tuple[int, float | None]]
+    restarts: Sequence[tuple[int, float]]
     cost: StepCost
     data_reads: Mapping[str, int] = field(default_factory=dict)
 
@@ -166,20 +166,18 @@ def _peak(record: RunRecord) -> int | None:
     return int(max([*values, *([summary] if summary else [])])) if values or summary else None
 
 
-def _restarts(record: RunRecord) -> list[tuple[int, float | None]]:
-    """Return the resumes of a run. A run of an older version has no events; its summary has the last resume."""
+def _restarts(record: RunRecord) -> list[tuple[int, float]]:
+    """Return the step and the time of each resume, from the events."""
     start = start_seconds(record)
-    found = [
-        (
-            int(row["step"]),
-            row["unix_seconds"] - start if start is not None and _is_number(row, "unix_seconds") else None,
-        )
+    return [
+        (int(row["step"]), row["unix_seconds"] - start)
         for row in record.events
-        if row.get("event") == "resume" and _is_number(row, "step") and (row["step"] > 0 or row.get("session") != 1)
+        if start is not None
+        and row.get("event") == "resume"
+        and _is_number(row, "step")
+        and _is_number(row, "unix_seconds")
+        and (row["step"] > 0 or row.get("session") != 1)
     ]
-    if not record.events and (step := record.summary.get("resumed_at")):
-        return [(int(step), None)]
-    return found
 
 
 def _cost(record: RunRecord) -> StepCost:

@@ -30,7 +30,7 @@ class RunRecord:
       location: the folder of the run, or the address of its checkpoints, as the user wrote it.
       job: the job of the run.
       metrics: the lines of metrics.jsonl in order of steps.
-      events: the lines of events.jsonl in order of time; empty for runs of older versions.
+      events: the lines of events.jsonl in order of time; empty if the run could not write them.
       skips: the skipped steps and the reasons.
       summary: the content of summary.json; empty if the run has not ended.
       hosts: the content of hosts.json; empty for a run without a supervisor.

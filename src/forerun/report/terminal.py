@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forerun.pages.chart_ticks import value_text
+from forerun.pages.line_chart import value_text
 from forerun.report.comparison import Comparison, answer
-from forerun.report.job_differences import differences_from_defaults
+from forerun.report.differences import differences_from_defaults
 from forerun.report.page import METRICS, TIME_NAMES, environment, figures, price_note, share_texts, subtitle
 from forerun.report.run_facts import RunFacts
 from forerun.report.run_record import RunRecord
@@ -15,12 +16,11 @@ from forerun.units import Seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 CURVES = (("loss", "loss", "number"), ("validation_loss", "validation loss", "number"))
 STYLES = {"finished": "bold green", "running": "bold cyan"}
 PIPED_COLUMNS = 100
-MAX_DIFFERENCES, MAX_SAMPLE = 30, 300
+MAX_SKIPS, MAX_DIFFERENCES, MAX_SAMPLE = 10, 30, 300
 
 
 def print_report(console: Console, record: RunRecord, facts: RunFacts) -> None:
@@ -31,40 +31,63 @@ def print_report(console: Console, record: RunRecord, facts: RunFacts) -> None:
         Text.assemble((record.name, "bold"), "  ", (str(facts.status), STYLES.get(facts.status.state, "bold yellow")))
     )
     console.print(Text(subtitle(record), "dim"))
-    console.print()
-    results = _grid(("", "dim"), ("", "bold"), ("", "dim"))
-    for name, value, remark in figures(record, facts):
-        results.add_row(name, value, remark)
-    console.print(results)
-    _print_curves(console, record)
-    _print_events(console, record, facts)
-    _print_time(console, facts)
-    _print_prediction(console, facts)
+    _print_table(console, "", figures(record, facts), ("dim", "bold", "dim"))
+
+    # ---- Curves ----
+    known = (*CURVES, *((key, title.lower().partition(",")[0], kind) for key, title, kind, _ in METRICS))
+    curves = [(name, kind, values) for key, name, kind in known if (values := [v for _, v in record.points(key)])]
+    width, blocks = max(10, min(60, console.width - 58)), blocks_for(console.encoding)
+    rows = [
+        (
+            name,
+            sparkline(values, width, blocks),
+            value_text(values[-1], kind),
+            f"{value_text(min(values), kind)} to {value_text(max(values), kind)}",
+        )
+        for name, kind, values in curves
+    ]
+    if not rows:
+        console.print("\nNo step is recorded yet.")
+    _print_table(console, "Curves", rows, ("dim", "cyan", ">", "dim"))
+
+    # ---- Restarts and skipped steps ----
+    lines = [f"resumed at step {step:,}, {Seconds(seconds)} after the start" for step, seconds in facts.restarts]
+    skips = sorted(record.skips.items())
+    lines += [f"skipped step {step:,}: {why}" for step, why in skips[:MAX_SKIPS]]
+    if len(skips) > MAX_SKIPS:
+        lines.append(f"and {len(skips) - MAX_SKIPS} more skipped steps")
+    _print_table(console, "Restarts and skipped steps", [(line,) for line in lines], ("",))
+
+    # ---- Time and cost ----
+    if facts.seconds and facts.wall_seconds:
+        names = [name for name in (*TIME_NAMES, *facts.seconds.keys() - TIME_NAMES.keys()) if facts.seconds.get(name)]
+        shares = share_texts([facts.seconds[name] for name in names])
+        times = [
+            (TIME_NAMES.get(name, (name, ""))[0], str(Seconds(facts.seconds[name])), share)
+            for name, share in zip(names, shares, strict=True)
+        ]
+        _print_table(console, "Where the time went", times, ("dim", ">", ">bold"))
+    cost = facts.cost
+    predicted = f"{Seconds(cost.predicted_seconds)} predicted" if cost.predicted_seconds else "not predicted"
+    measured = f"{Seconds(cost.measured_seconds)} measured" if cost.measured_seconds else "not measured"
+    _print_table(console, "Predicted and measured", [(f"step time: {predicted}, {measured}",)], ("",))
+    if note := price_note(cost):
+        console.print(Text(note, "dim"))
+
+    # ---- Samples, job and environment ----
     if record.samples:
         step, texts = record.samples[-1]
-        _heading(console, f"Samples of step {step:,}")
+        console.print(Text(f"\nSamples of step {step:,}", "bold"))
         for one in texts:
             console.print(Text.assemble((str(one.get("prompt", "")), "dim"), str(one.get("text", ""))[:MAX_SAMPLE]))
-    if differences := differences_from_defaults(record.job):
-        _heading(console, "Differences from the defaults")
-        table = _grid(("", ""), ("", "bold"), ("", "dim"))
-        for key, value, default in differences[:MAX_DIFFERENCES]:
-            table.add_row(key, value, f"default {default}")
-        console.print(table)
-        if len(differences) > MAX_DIFFERENCES:
-            console.print(Text(f"and {len(differences) - MAX_DIFFERENCES} more", "dim"))
-    if found := environment(record):
-        _heading(console, "Environment")
-        table = _grid(("", "dim"), ("", ""))
-        for row in found:
-            table.add_row(row[""], row["value"])
-        console.print(table)
-    if record.exports:
-        _heading(console, "Exports")
-        table = _grid(("", ""), ("", "dim"), ("", "dim"))
-        for one in record.exports:
-            table.add_row(str(one.get("folder")), str(one.get("format")), f"step {one.get('step')}")
-        console.print(table)
+    differences = differences_from_defaults(record.job)
+    changed = [(key, value, f"default {default}") for key, value, default in differences[:MAX_DIFFERENCES]]
+    _print_table(console, "Differences from the defaults", changed, ("", "bold", "dim"))
+    if len(differences) > MAX_DIFFERENCES:
+        console.print(Text(f"and {len(differences) - MAX_DIFFERENCES} more", "dim"))
+    _print_table(console, "Environment", [(row[""], row["value"]) for row in environment(record)], ("dim", ""))
+    exports = [(str(one.get("folder")), str(one.get("format")), f"step {one.get('step')}") for one in record.exports]
+    _print_table(console, "Exports", exports, ("", "dim", "dim"))
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
@@ -84,13 +107,12 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(Text(answer(comparison)))
     width = max(10, min(60, console.width - max(len(name) for name in comparison.names) - 4))
     blocks = blocks_for(console.encoding)
-    _heading(console, f"{comparison.metric_name.capitalize()} by step")
-    curves = _grid(("", ""), ("", "cyan"))
+    curves = []
     for name, record in zip(comparison.names, comparison.records, strict=True):
         points = record.points(comparison.metric) or record.points("loss")
-        curves.add_row(name, sparkline([value for _, value in points], width, blocks))
-    console.print(curves)
-    _heading(console, "Values that differ")
+        curves.append((name, sparkline([value for _, value in points], width, blocks)))
+    _print_table(console, f"{comparison.metric_name.capitalize()} by step", curves, ("", "cyan"))
+    console.print(Text("\nValues that differ", "bold"))
     if not comparison.differences:
         console.print("The jobs are the same.")
         return
@@ -103,72 +125,24 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(keys)
 
 
-def _print_curves(console: Console, record: RunRecord) -> None:
-    known = (*CURVES, *((key, title.lower().partition(",")[0], kind) for key, title, kind, _ in METRICS))
-    shown = [(name, kind, values) for key, name, kind in known if (values := [v for _, v in record.points(key)])]
-    if not shown:
-        console.print("\nNo step is recorded yet.")
-        return
-    _heading(console, "Curves")
-    table = _grid(("", "dim"), ("", "cyan"), ("right", ""), ("", "dim"))
-    width, blocks = max(10, min(60, console.width - 58)), blocks_for(console.encoding)
-    for name, kind, values in shown:
-        limits = f"{value_text(min(values), kind)} to {value_text(max(values), kind)}"
-        table.add_row(name, sparkline(values, width, blocks), value_text(values[-1], kind), limits)
-    console.print(table)
+def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
+    """Print a heading and a table without lines, or nothing if there are no rows.
 
-
-def _print_events(console: Console, record: RunRecord, facts: RunFacts) -> None:
-    if not facts.restarts and not record.skips:
-        return
-    from rich.text import Text
-
-    _heading(console, "Restarts and skipped steps")
-    for step, seconds in facts.restarts:
-        after = f", {Seconds(seconds)} after the start" if seconds is not None else ""
-        console.print(Text(f"resumed at step {step:,}{after}"))
-    skips = sorted(record.skips.items())
-    for step, why in skips[:10]:
-        console.print(Text(f"skipped step {step:,}: {why}"))
-    if len(skips) > 10:
-        console.print(Text(f"and {len(skips) - 10} more skipped steps", "dim"))
-
-
-def _print_time(console: Console, facts: RunFacts) -> None:
-    if not facts.seconds or not facts.wall_seconds:
-        return
-    _heading(console, "Where the time went")
-    table = _grid(("", "dim"), ("right", ""), ("right", "bold"))
-    names = [name for name in (*TIME_NAMES, *facts.seconds.keys() - TIME_NAMES.keys()) if facts.seconds.get(name)]
-    for name, share in zip(names, share_texts([facts.seconds[name] for name in names]), strict=True):
-        table.add_row(TIME_NAMES.get(name, (name, ""))[0], str(Seconds(facts.seconds[name])), share)
-    console.print(table)
-
-
-def _print_prediction(console: Console, facts: RunFacts) -> None:
-    from rich.text import Text
-
-    cost = facts.cost
-    _heading(console, "Predicted and measured")
-    predicted = f"{Seconds(cost.predicted_seconds)} predicted" if cost.predicted_seconds else "not predicted"
-    measured = f"{Seconds(cost.measured_seconds)} measured" if cost.measured_seconds else "not measured"
-    console.print(Text(f"step time: {predicted}, {measured}"))
-    if note := price_note(cost):
-        console.print(Text(note, "dim"))
-
-
-def _heading(console: Console, text: str) -> None:
-    from rich.text import Text
-
-    console.print()
-    console.print(Text(text, "bold"))
-
-
-def _grid(*columns: tuple[str, str]) -> Table:
-    """Return a table without lines. A column has an alignment and a style."""
+    Args:
+      styles: the style of each column; `>` before it aligns the column to the right.
+    """
     from rich.table import Table
+    from rich.text import Text
 
+    if not rows:
+        return
+    console.print()
+    if title:
+        console.print(Text(title, "bold"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for align, style in columns:
-        table.add_column(justify="right" if align == "right" else "left", style=style or None, overflow="fold")
-    return table
+    for style in styles:
+        is_right = style.startswith(">")
+        table.add_column(justify="right" if is_right else "left", style=style.lstrip(">") or None, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -12,7 +12,7 @@ from forerun.hub.chat.template import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.models.sizes import HUB_NAMES
 from forerun.reporter import Phase
-from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.tokenizer_checks import require_vocab
 

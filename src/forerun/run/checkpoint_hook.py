@@ -1,29 +1,41 @@
-"""Checkpoints during a run: when they are saved and what their records contain."""
+"""Checkpoints during a run: the hook that saves them, what their records contain, and the schedule of saves."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
+from forerun.checkpoint import hosts
 from forerun.checkpoint.parts import Attach
 from forerun.checkpoint.store import CheckpointStore, Retention
 from forerun.data.order.ledger import Ledger
+from forerun.planner.cost.job_cost import ASSUMPTIONS
+from forerun.planner.cost.save_interval import WASTE, aligned, best_interval, lost_share
 from forerun.program.build import Program
 from forerun.program.state import State
-from forerun.reporter import Reporter
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.guard import DivergenceGuard
-from forerun.run.hooks import Hook
+from forerun.run.hooks import Hook, RunSession
 from forerun.run.replicas import ReplicaCheck
-from forerun.run.save_schedule import SaveSchedule
-from forerun.run.throughput import Throughput
+from forerun.run.throughput import RECENT, Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.stored_files import StoredFiles, record_of
 from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
-from forerun.track.run_times import RunTimes
+from forerun.units import Bytes, Seconds
+
+MEASURED = 5  # steps before the first decision
+SMALL_BYTES_PER_SECOND = 1e8  # a small state pauses the run for less time than the assumed second
+WORTH_SECONDS = 60  # if the rest of the run wastes less than this, there is no warning
+BETWEEN_SECONDS = 3600 / ASSUMPTIONS.preemptions_per_hour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +79,17 @@ class CheckpointHook(Hook):
 
     def __init__(
         self,
+        session: RunSession,
         store: CheckpointStore,
         schedule: SaveSchedule,
         records: CheckpointRecords,
         replica_check: ReplicaCheck,
         program: Program,
-        worker: Worker,
-        times: RunTimes,
         first: int,
     ) -> None:
         self._store, self._schedule, self._records = store, schedule, records
-        self._replica_check, self._program, self._worker, self._times = replica_check, program, worker, times
+        self._replica_check, self._program, self._worker = replica_check, program, session.worker
+        self._times = session.times
         self._guard, self._validation, self._throughput = records.guard, records.validation, records.throughput
         # An earlier process saved this checkpoint, and stopped before the evaluation that belongs to it.
         self._lacks_loss = self._validation.is_pending(first) and schedule.replaces(first)
@@ -154,3 +166,152 @@ class SaveReporter(Reporter):
     def warn(self, text: str) -> None:
         self._worker.pulse.phase("save")
         self._reporter.warn(text)
+
+
+# ---- The steps at which a run saves: all hosts save at the same steps, because the first host decides for all ----
+
+
+class SaveSchedule:
+    """Decides when a checkpoint is due.
+
+    If `checkpoint.every` is a number, its multiples are due. If it is `auto`, the interval follows from the measured
+    time of a step and of a save. Before the first save, its time is estimated. The last step is always saved.
+
+    Args:
+      first: the step that the run resumes from, or 0.
+      last: the last step of the run.
+      reporter: receives messages about the chosen interval, and a warning about a wasteful one.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedJob,
+        program: Program,
+        first: int,
+        last: int,
+        reporter: Reporter = SILENT,
+    ) -> None:
+        self._job, self._first, self._last, self._reporter = resolved.job, first, last, reporter
+        self._saved = first
+        self._next: float = math.inf  # next step to save under `auto`; no save before the first decision
+        self._every: int | None = None  # interval under `auto` that was reported last
+        self._bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(program.saved(program.state)))
+        share = self._bytes / hosts.part()[1]
+        self._pause = min(ASSUMPTIONS.save_pause_seconds, self._bytes / SMALL_BYTES_PER_SECOND)
+        self._write = share / ASSUMPTIONS.bucket_bytes_per_second
+        self._measured = 0  # number of measured saves
+        self._warned = False
+
+    @property
+    def last_saved(self) -> int:
+        """Return the step of the newest checkpoint."""
+        return self._saved
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after this step."""
+        every, also = self._job.checkpoint.every, self._job.checkpoint.keep_every
+        if step == self._last:
+            return True
+        if every != "auto":
+            return step // every > self._saved // every
+        return step >= self._next or (also is not None and step // also > self._saved // also)
+
+    def replaces(self, step: int) -> bool:
+        """Return whether a checkpoint that lacks the result of its evaluation must be saved again with it."""
+        every = self._job.checkpoint.every
+        regular = self._job.checkpoint.keep_best > 0 if every == "auto" else step % every == 0
+        return regular or step == self._last
+
+    @contextmanager
+    def measure(self, step: int, written_seconds: Callable[[], float | None]) -> Iterator[None]:
+        """Measure the save of `step` inside the block.
+
+        Args:
+          step: the step that is saved.
+          written_seconds: returns the total time of the previous save, which has ended when the block ends.
+        """
+        began = time.perf_counter()
+        yield
+        # A save also waits until the previous one is written. The minimum over all saves excludes that time.
+        pause = time.perf_counter() - began
+        self._pause = pause if not self._measured else min(self._pause, pause)
+        self._measured += 1
+        if (written := written_seconds()) is not None:
+            self._write = max(0.0, written - self._pause)
+        self._saved = step
+
+    def update(self, step: int, times: Sequence[float]) -> None:
+        """Choose the interval again, after the first steps and after each save. All hosts call this after each step.
+
+        Args:
+          step: the step that was dispatched last.
+          times: seconds of the steps so far. Only the first host's times are used.
+        """
+        decides = step == self._first + MEASURED or (step == self._saved > self._first + MEASURED)
+        if not decides or step >= self._last or not times:
+            return
+        step_seconds = statistics.median(times[1:][-RECENT:] or times)
+        if self._job.checkpoint.every != "auto":
+            self._judge(step, step_seconds)
+            return
+        every = from_first(f"forerun/saves/{step}", rounded(best_interval(self._last, step_seconds, **self._times())))
+        if self._every is None or not 0.5 < every / self._every < 2:
+            self._report(step, every, step_seconds)
+        self._next = self._saved + every
+        if self._next <= step:  # the first steps took longer than an interval
+            self._next = step + 1
+        self._next = self._on_evaluation(self._next)
+
+    def _times(self) -> dict[str, float]:
+        return {"pause_seconds": self._pause, "write_seconds": self._write, "between_seconds": BETWEEN_SECONDS}
+
+    def _on_evaluation(self, step: float) -> int:
+        """Return `step`, rounded up to the next evaluation if the best checkpoints are kept."""
+        multiple = aligned(self._job, 1)
+        return -(-int(step) // multiple) * multiple
+
+    def _report(self, step: int, every: int, step_seconds: float) -> None:
+        self._every = every
+        what = f"every {every} steps" if step + every < self._last else "at the last step"
+        known = "took" if self._measured else "is estimated to take"
+        self._reporter.info(
+            f"checkpoint {what}: a step takes {Seconds(step_seconds)}, a save of {Bytes(self._bytes)} {known} "
+            f"{Seconds(self._pause)} of the run and {Seconds(self._write)} in the background"
+        )
+
+    def _judge(self, step: int, step_seconds: float) -> None:
+        """Warn once if the job's interval wastes much more time than the best one. Needs a measured save."""
+        every: Any = self._job.checkpoint.every
+        if self._warned or not self._measured:
+            return
+        best = best_interval(self._last, step_seconds, **self._times())
+        waste = lost_share(every, step_seconds, **self._times()) - lost_share(best, step_seconds, **self._times())
+        if waste > WASTE and waste * (self._last - step) * step_seconds > WORTH_SECONDS:
+            self._warned = True
+            self._reporter.warn(
+                f"checkpoint.every={every} costs {waste:.0%} more time than checkpoint.every={best} (or auto): "
+                f"a step takes {Seconds(step_seconds)}, a save {Seconds(self._pause)} of the run and "
+                f"{Seconds(self._write)} in the background"
+            )
+
+
+def rounded(every: int) -> int:
+    """Return `every`, rounded to two significant digits. The measured times are not more precise."""
+    scale = 10 ** max(0, len(str(every)) - 2)
+    return round(every / scale) * scale
+
+
+def from_first(key: str, number: int) -> int:
+    """Return the first host's `number` on all hosts.
+
+    JAX's coordinator distributes it. A collective operation would have to be compiled between steps.
+    """
+    if not hosts.several():
+        return number
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client
+    if hosts.is_first():
+        client.key_value_set(key, str(number))
+        return number
+    return int(client.blocking_key_value_get(key, 600_000))

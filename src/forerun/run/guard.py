@@ -9,48 +9,135 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hmac
+import json
+import os
+from collections.abc import Mapping
 from enum import Enum
-from typing import Protocol
+from pathlib import Path
 
 import jax
 
 from forerun.checkpoint.hosts import broadcast_from_first, is_first
 from forerun.errors import UserError
 from forerun.exit_codes import DAMAGED
+from forerun.files import atomic_write, sync_folder
+from forerun.journal import entry_of
 from forerun.program.guard import Verdict
 from forerun.program.state import Metrics
-from forerun.reporter import Reporter
+from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.stored_files import SavedFiles
-from forerun.track.skips import SkipFile
 
 A_SPIKE = "a spike"
+_PROOF_DIGITS = 32
 
 
-class Skips(Protocol):
-    """The skipped steps of a run and the reasons. They persist, so a resumed run skips the same steps."""
+class SkippedSteps:
+    """The skipped steps of a run with their reasons (`known`), in the memory of a host that writes no files."""
 
-    known: dict[int, str]
+    def __init__(self, known: dict[int, str]) -> None:
+        self.known = known
 
-    def add(self, step: int, why: str) -> None: ...
-
-    def forget(self, steps: list[int]) -> None: ...
-
-
-@dataclass
-class SkipsInMemory:
-    """The skipped steps on a host that writes no files."""
-
-    known: dict[int, str]
-
-    def add(self, step: int, why: str) -> None:
-        self.known[step] = why
+    def add(self, step: int, reason: str) -> None:
+        """Add a skipped step and the reason."""
+        self.known[step] = reason
 
     def forget(self, steps: list[int]) -> None:
-        for step in steps:
-            self.known.pop(step, None)
+        """Remove these steps."""
+        self.known = {step: reason for step, reason in self.known.items() if step not in steps}
+
+
+class SkipFile(SkippedSteps):
+    """The skipped steps of a run in the file `skips.jsonl`: one line per step, synced before the next step.
+
+    A kill loses none of them, because `add` returns after the line is synced. Unlike the metrics, this file is an input
+    of a resumed run: a skipped step must stay skipped. Each line therefore has a proof, a digest of its content keyed
+    with the identity of the run. Lines that were damaged, added by hand or copied from another run have no valid proof.
+    The proof detects faults. It does not stop a forger who can read the checkpoints.
+
+    Steps up to the checkpoint's step come from the checkpoint; the file is restored from it if they differ. Later steps
+    come from the file, if their proof is valid. Opening reports every other line in one message and removes it.
+
+    Args:
+        path: The file.
+        identity: The identity of the run, from the log of its checkpoints.
+        step: The step of the checkpoint that the run resumes from, or 0 for a new run.
+        saved: The skipped steps up to `step`, from the checkpoint.
+        reporter: Receives the report.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        identity: str,
+        step: int = 0,
+        saved: Mapping[int, str],
+        reporter: Reporter = SILENT,
+    ) -> None:
+        self._path, self._key = path, identity.encode()
+        content = path.read_bytes() if path.exists() else b""
+        *lines, _torn = content.split(b"\n")
+        found, unproven, broken = self._read(lines)
+        super().__init__({**saved, **{at: why for at, why in found.items() if at > step}})
+        report = []
+        if missing := sorted(at for at, why in self.known.items() if found.get(at) != why):
+            report.append(f"steps {_listed(missing)} are restored from the checkpoint of step {step}")
+        if removed := sorted({*unproven, *found} - self.known.keys()):
+            report.append(f"steps {_listed(removed)} are removed, because this run did not skip them")
+        if broken:
+            report.append(f"{broken} broken lines are removed")
+        if report:
+            reporter.warn(f"{path}: {'; '.join(report)}")
+        if content != self._content():
+            self._rewrite()
+
+    def add(self, step: int, reason: str) -> None:
+        super().add(step, reason)
+        with self._path.open("ab") as out:
+            out.write(self._line(step, reason))
+            out.flush()
+            os.fsync(out.fileno())
+        sync_folder(self._path.parent)
+
+    def forget(self, steps: list[int]) -> None:
+        if self.known.keys() & set(steps):
+            super().forget(steps)
+            self._rewrite()
+
+    def _read(self, lines: list[bytes]) -> tuple[dict[int, str], list[int], int]:
+        """Return the valid entries, the steps of entries without a valid proof, and the number of other lines."""
+        found: dict[int, str] = {}
+        unproven, broken = [], 0
+        for line in lines:
+            entry = entry_of(line)
+            if entry is None or not isinstance(entry.get("why"), str):
+                broken += 1
+                continue
+            step, why, proof = entry["step"], entry["why"], entry.get("proof")
+            if proof == self._proof(step, why):
+                found[step] = why
+            else:
+                unproven.append(step)
+        return found, unproven, broken
+
+    def _rewrite(self) -> None:
+        atomic_write(self._path, self._content())
+
+    def _content(self) -> bytes:
+        return b"".join(self._line(step, why) for step, why in self.known.items())
+
+    def _line(self, step: int, why: str) -> bytes:
+        return json.dumps({"step": step, "why": why, "proof": self._proof(step, why)}).encode() + b"\n"
+
+    def _proof(self, step: int, why: str) -> str:
+        return hmac.new(self._key, f"{step} {why}".encode(), "sha256").hexdigest()[:_PROOF_DIGITS]
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 class DivergenceError(UserError):
@@ -86,7 +173,7 @@ class DivergenceGuard:
       in_a_row: how many consecutive batches the run may skip.
     """
 
-    def __init__(self, skips: Skips, *, in_all: int, in_a_row: int) -> None:
+    def __init__(self, skips: SkippedSteps, *, in_all: int, in_a_row: int) -> None:
         self.skips = skips
         self._in_all, self._in_a_row = in_all, in_a_row
         self._retried: int | None = None  # the step that is being tried a second time
@@ -168,7 +255,7 @@ def guard_of(resolved: ResolvedJob, folder: RunFolder, before: SavedFiles, repor
       before: what the checkpoint that the run resumes from records.
       reporter: receives warnings about a damaged file of skipped steps.
     """
-    skips: Skips = SkipsInMemory({})
+    skips = SkippedSteps({})
     if is_first():
         skips = SkipFile(
             folder.skips, identity=before.identity, step=before.step, saved=before.skips, reporter=reporter
@@ -179,7 +266,7 @@ def guard_of(resolved: ResolvedJob, folder: RunFolder, before: SavedFiles, repor
         steps += [0] * (broadcast_from_first(len(steps)) - len(steps))
         received = [broadcast_from_first(step) for step in steps]
         known = {abs(step): f"reported by the first host{f', {A_SPIKE}' if step < 0 else ''}" for step in received}
-        skips = skips if is_first() else SkipsInMemory(known)
+        skips = skips if is_first() else SkippedSteps(known)
     limits = resolved.job.guard
     return DivergenceGuard(skips, in_all=limits.skips, in_a_row=limits.in_a_row)
 

@@ -6,21 +6,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.data.feed import Feed
 from forerun.data.order.ledger import Ledger
 from forerun.data.read_ahead import StepSource
 from forerun.data.reads.store_reads import StoreReads
-from forerun.program.state import State
+from forerun.program.state import Metrics, State
 from forerun.reporter import Reporter
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.extension import Extension
-from forerun.run.pipeline import FinishedStep
+from forerun.run.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
+
+
+@dataclass(frozen=True)
+class RunSession:
+    """What all phases of a run in this process share.
+
+    Args:
+      resolved: the job. Its steps may be open until the data was read.
+      reporter: shows phases, warnings and progress to the user.
+      worker: connects the run to its supervisor.
+      times: records the times of the phases.
+      profile: the steps to record with the profiler, or None.
+    """
+
+    resolved: ResolvedJob
+    reporter: Reporter
+    worker: Worker
+    times: RunTimes = field(default_factory=RunTimes)
+    profile: StepRange | None = None
+
+    def phase(self, name: str) -> None:
+        """Report the start of a phase to the supervisor and to the record of times."""
+        self.worker.pulse.phase(name)
+        self.times.phase(name)
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step whose outcome is final: taken, taken at a later try, or skipped.
+
+    Args:
+      step: its number; the first step of a run is 1.
+      metrics: its metrics on the host, or None if the step was skipped.
+      rejection: why the device rejected its first try, or None if it did not.
+      allowed: whether it is a spike that was taken, because the step before it was skipped for a spike too.
+    """
+
+    step: int
+    metrics: Metrics | None
+    rejection: str | None = None
+    allowed: bool = False
+
+    @property
+    def skip_reason(self) -> str | None:
+        """Return why the step was skipped, or None if it was taken."""
+        return self.rejection if self.metrics is None else None
+
+    @property
+    def warning(self) -> str | None:
+        """Return a message for the user if the first try was rejected, else None."""
+        if self.rejection is None:
+            return None
+        if self.metrics is None:
+            return f"step {self.step}: {self.rejection}, twice; its batch is skipped, the weights are unchanged"
+        if self.allowed:
+            return f"step {self.step}: {self.rejection} again, so the batch is not the cause: the clipped step is taken"
+        return (
+            f"step {self.step}: {self.rejection}; the second try succeeded, so the fault was transient, "
+            "most likely in the hardware"
+        )
+
+    def metrics_row(self) -> dict[str, Any]:
+        """Return what metrics.jsonl records about a rejected first try, or an empty row if there was none."""
+        if self.rejection is None:
+            return {}
+        outcome = "skipped" if self.metrics is None else "allowed" if self.allowed else "replayed"
+        return {outcome: self.rejection}
 
 
 class Hook:
@@ -66,16 +135,10 @@ class ValidationHook(Hook):
     """Evaluates the weights on held-out documents and records the result."""
 
     def __init__(
-        self,
-        validation: Validation,
-        throughput: Throughput,
-        metrics_log: MetricsLog | None,
-        reporter: Reporter,
-        worker: Worker,
-        times: RunTimes,
+        self, session: RunSession, validation: Validation, throughput: Throughput, metrics_log: MetricsLog | None
     ) -> None:
-        self._validation, self._throughput, self._metrics_log = validation, throughput, metrics_log
-        self._reporter, self._worker, self._times = reporter, worker, times
+        self._session, self._validation = session, validation
+        self._throughput, self._metrics_log = throughput, metrics_log
 
     def on_start(self, step: int, state: State) -> None:
         """Repeat the evaluation that the stop of an earlier process interrupted."""
@@ -86,12 +149,12 @@ class ValidationHook(Hook):
         return self._validation.is_due(step)
 
     def on_step(self, step: int, state: State) -> None:
-        with self._times.spent("validation"):
-            result = self._validation.evaluate(step, state, self._worker)
+        with self._session.times.spent("validation"):
+            result = self._validation.evaluate(step, state, self._session.worker)
         if result is not None:
             if self._metrics_log is not None:
                 self._metrics_log.write(step, **result.metrics_row)
-            self._reporter.info(str(result))
+            self._session.reporter.info(str(result))
         self._throughput.exclude()
 
 
@@ -119,32 +182,28 @@ class LedgerHook(Hook):
 
 
 class MetricsHook(Hook):
-    """Times the steps, and records and shows their metrics.
+    """Times the steps, and records and shows their metrics. The last step and rejected steps are always recorded.
 
     Args:
       metrics_log: the log on the first host, None on the others.
-      log_every: steps between two records. The last step and rejected steps are always recorded.
       feed: measures how long the run has waited for data.
       extension: the change of the number of steps since the checkpoint, if there is one.
-      times: accounts for the time of the run.
-      reads: counts the reads of stores in a bucket; None if there are none.
+      reads: counts the reads of stores in a bucket, and reports the first damaged block and the totals; None if there
+        are none.
     """
 
     def __init__(
         self,
+        session: RunSession,
         throughput: Throughput,
         metrics_log: MetricsLog | None,
-        reporter: Reporter,
-        *,
-        log_every: int,
         feed: Feed[Any, Any],
         extension: Extension | None,
-        times: RunTimes,
-        reads: StoreReads | None = None,
+        reads: StoreReads | None,
     ) -> None:
-        self._throughput, self._metrics_log, self._reporter = throughput, metrics_log, reporter
-        self._reads = reads
-        self._log_every, self._feed, self._extension, self._times = log_every, feed, extension, times
+        self._reporter, self._times, self._log_every = session.reporter, session.times, session.resolved.job.log_every
+        self._throughput, self._metrics_log = throughput, metrics_log
+        self._feed, self._extension, self._reads = feed, extension, reads
 
     def on_start(self, step: int, state: State) -> None:
         if self._extension is not None and step < self._throughput.last and self._metrics_log is not None:
@@ -155,6 +214,8 @@ class MetricsHook(Hook):
 
     def on_finish(self, finished: FinishedStep) -> None:
         step, throughput = finished.step, self._throughput
+        for text in self._reads.take_messages() if self._reads is not None else ():
+            self._reporter.warn(text)
         if finished.warning:
             self._reporter.warn(finished.warning)
         self._times.finish_step(step, self._feed.waited_seconds, is_useful=finished.rejection is None)
@@ -171,17 +232,6 @@ class MetricsHook(Hook):
             self._metrics_log.write(step, **row)
             self._times.mark(step)
         self._reporter.step(throughput.view())
-
-
-class ReadsHook(Hook):
-    """Shows messages about the reads of stores in a bucket: the first damaged block, and the totals at the end."""
-
-    def __init__(self, reads: StoreReads | None, reporter: Reporter) -> None:
-        self._reads, self._reporter = reads, reporter
-
-    def on_finish(self, finished: FinishedStep) -> None:
-        for text in self._reads.take_messages() if self._reads is not None else ():
-            self._reporter.warn(text)
 
     def on_stop(self, step: int, state: State) -> None:
         total = None if self._reads is None else self._reads.total()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,55 +19,26 @@ from forerun.data.read_ahead import read_ahead
 from forerun.hardware.devices import DeviceChoice
 from forerun.program.build import Program
 from forerun.program.state import State
-from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords
-from forerun.run.compile.compile_step import CompiledStep, forbid_compilation
+from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords, SaveSchedule
+from forerun.run.compile_step import CompiledStep, forbid_compilation
 from forerun.run.extension import Extension
 from forerun.run.guard import DivergenceGuard
-from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ReadsHook, ValidationHook
+from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, RunSession, ValidationHook
 from forerun.run.open_data import Placement
-from forerun.run.pipeline import StepPipeline
 from forerun.run.preference_reference import REFERENCE, recorded_base
-from forerun.run.profiling.profile_hook import profiling
-from forerun.run.profiling.step_range import StepRange
+from forerun.run.profile_hook import profiling
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.sample import SampleHook, Sampler, sample_text, weights_of
-from forerun.run.save_schedule import SaveSchedule
-from forerun.run.steps import batches_until_stop, run_steps
+from forerun.run.step_range import StepRange
+from forerun.run.steps import StepPipeline, batches_until_stop, run_steps
 from forerun.run.summary import summary_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.stored_files import LEDGER, METRICS, SavedFiles, StoredFiles, read_summary, store_summary
-from forerun.supervise.worker import Worker
 from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog, write_summary
-from forerun.track.run_times import RunTimes
-
-
-@dataclass(frozen=True)
-class RunSession:
-    """What all phases of a run in this process share.
-
-    Args:
-      resolved: the job. Its steps may be open until the data was read.
-      reporter: shows phases, warnings and progress to the user.
-      worker: connects the run to its supervisor.
-      times: records the times of the phases.
-      profile: the steps to record with the profiler, or None.
-    """
-
-    resolved: ResolvedJob
-    reporter: Reporter
-    worker: Worker
-    times: RunTimes = field(default_factory=RunTimes)
-    profile: StepRange | None = None
-
-    def phase(self, name: str) -> None:
-        """Report the start of a phase to the supervisor and to the record of times."""
-        self.worker.pulse.phase(name)
-        self.times.phase(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +91,7 @@ def train_steps(
     store: CheckpointStore,
 ) -> State:
     """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
-    reporter, worker, times = prepared.session.reporter, prepared.session.worker, prepared.session.times
+    session, worker, times = prepared.session, prepared.session.worker, prepared.session.times
     resolved, job = prepared.resolved, prepared.resolved.job
     program, batches = prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
@@ -134,12 +105,12 @@ def train_steps(
         **resume.extensions,
     }
     with (
-        open_metrics(resolved, folder, saved, last, reporter, worker) as metrics_log,
-        open_ledger(resolved, folder, saved, reporter, worker) as ledger,
+        open_metrics(session, folder, saved, last) as metrics_log,
+        open_ledger(session, folder, saved) as ledger,
         read_ahead(batches, reads, last, has_ledger=ledger is not None) as source,
         Feed(source, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
-        profiling(resume.profile, folder, throughput, times, reporter, worker) as profile_hooks,
+        profiling(session, resume.profile, folder, throughput) as profile_hooks,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
         # therefore stored with them.
@@ -155,38 +126,19 @@ def train_steps(
             ledger=ledger,
             stored_files=StoredFiles(folder, saved, journals, times.log) if is_elsewhere else None,
         )
-        schedule = SaveSchedule(resolved, program, first, last, reporter)
+        schedule = SaveSchedule(resolved, program, first, last, session.reporter)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation and the samples at its step.
         hooks: list[Hook] = [
             *profile_hooks,
-            ValidationHook(validation, throughput, metrics_log, reporter, worker, times),
-            SampleHook(
-                resolved,
-                prepared.sampler,
-                throughput,
-                lambda: validation.is_exhausted,
-                metrics_log,
-                reporter,
-                worker,
-                times,
-            ),
-            CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
+            ValidationHook(session, validation, throughput, metrics_log),
+            SampleHook(session, prepared.sampler, throughput, lambda: validation.is_exhausted, metrics_log),
+            CheckpointHook(session, store, schedule, records, replica_check, program, first),
             replica_check,
             ProgressHook(worker, require_no_compilation),
             LedgerHook(ledger, source),
-            MetricsHook(
-                throughput,
-                metrics_log,
-                reporter,
-                log_every=job.log_every,
-                feed=feed,
-                extension=resume.extension,
-                times=times,
-                reads=reads,
-            ),
-            ReadsHook(reads, reporter),
+            MetricsHook(session, throughput, metrics_log, feed, resume.extension, reads),
         ]
         pipeline = StepPipeline(
             state,
@@ -203,35 +155,31 @@ def train_steps(
 
 
 @contextmanager
-def open_metrics(
-    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, last: int, reporter: Reporter, worker: Worker
-) -> Iterator[MetricsLog | None]:
+def open_metrics(session: RunSession, folder: RunFolder, saved: SavedFiles, last: int) -> Iterator[MetricsLog | None]:
     """Open metrics.jsonl and start the trackers that read it. Yield None on all hosts but the first.
 
     Args:
       saved: what the checkpoint that the run resumes from records about the file.
       last: the last step of the run.
     """
-    if not worker.first:
+    if not session.worker.first:
         yield None
         return
-    path = folder.metrics
+    path, reporter = folder.metrics, session.reporter
     with (
         MetricsLog(path, resume_at=saved.step, seals=saved.seals(METRICS), reporter=reporter) as log,
-        tracking(resolved.job, path, last, reporter),
+        tracking(session.resolved.job, path, last, reporter),
     ):
         yield log
 
 
 @contextmanager
-def open_ledger(
-    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, reporter: Reporter, worker: Worker
-) -> Iterator[Ledger | None]:
+def open_ledger(session: RunSession, folder: RunFolder, saved: SavedFiles) -> Iterator[Ledger | None]:
     """Open the ledger. Yield None if the job does not ask for one, and on all hosts but the first."""
-    if not resolved.job.data.ledger or not worker.first:
+    if not session.resolved.job.data.ledger or not session.worker.first:
         yield None
         return
-    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), reporter=reporter) as ledger:
+    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), reporter=session.reporter) as ledger:
         yield ledger
 
 

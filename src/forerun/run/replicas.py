@@ -20,8 +20,7 @@ from forerun.program.fingerprint import compiled_fingerprints
 from forerun.program.state import State
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.hooks import Hook
-from forerun.run.pipeline import FinishedStep
+from forerun.run.hooks import FinishedStep, Hook
 
 NAMED = 4
 

@@ -15,14 +15,11 @@ from forerun.generate.stream import NotFinite, Stream
 from forerun.nn.spec import merge
 from forerun.program.build import Program
 from forerun.program.state import State
-from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.hooks import Hook
+from forerun.run.hooks import Hook, RunSession
 from forerun.run.throughput import Throughput
 from forerun.safe_text import printable
-from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
-from forerun.track.run_times import RunTimes
 
 NOT_FINITE = "[the logits of the next token are not finite]"
 SHOWN = 200  # characters of a sample that the reporter shows
@@ -117,18 +114,14 @@ class SampleHook(Hook):
 
     def __init__(
         self,
-        resolved: ResolvedJob,
+        session: RunSession,
         sampler: Sampler | None,
         throughput: Throughput,
         ends_early: Callable[[], bool],
         metrics_log: MetricsLog | None,
-        reporter: Reporter,
-        worker: Worker,
-        times: RunTimes,
     ) -> None:
-        self._every, self._ends_early = resolved.job.sample.every, ends_early
-        self._sampler, self._throughput = sampler, throughput
-        self._metrics_log, self._reporter, self._worker, self._times = metrics_log, reporter, worker, times
+        self._session, self._every, self._ends_early = session, session.resolved.job.sample.every, ends_early
+        self._sampler, self._throughput, self._metrics_log = sampler, throughput, metrics_log
 
     def is_due(self, step: int) -> bool:
         if self._sampler is None:
@@ -137,13 +130,13 @@ class SampleHook(Hook):
 
     def on_step(self, step: int, state: State) -> None:
         assert self._sampler is not None
-        self._worker.pulse.phase("samples")
-        with self._times.spent("samples"):
+        self._session.worker.pulse.phase("samples")
+        with self._session.times.spent("samples"):
             samples = self._sampler.samples(state)
         if self._metrics_log is not None:
             self._metrics_log.write(step, samples=samples)
         for sample in samples:
-            self._reporter.info(f"sample at step {step}: {_shown(sample['prompt'])} | {_shown(sample['text'])}")
+            self._session.reporter.info(f"sample at step {step}: {_shown(sample['prompt'])} | {_shown(sample['text'])}")
         self._throughput.exclude()
 
 

@@ -7,16 +7,101 @@ step for all its own work: recording metrics, progress, the next batch. Work tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from forerun.program.state import State
-from forerun.run.hooks import Hook
-from forerun.run.pipeline import FinishedStep, StepPipeline
+from forerun.program.guard import released
+from forerun.program.state import Metrics, State
+from forerun.run.guard import Action, DivergenceGuard, describe_rejection
+from forerun.run.hooks import FinishedStep, Hook
 from forerun.run.validation import Validation
 from forerun.supervise.worker import Stopped, Worker
 
 T = TypeVar("T")
+
+
+class StepPipeline:
+    """Dispatches steps to the devices and collects their metrics.
+
+    A step is in flight if it was dispatched and its metrics have not been read yet. The host reads them one step late,
+    so that it does not wait for the devices. A rejected step is therefore noticed when later steps are in flight
+    already. The devices skip those, because a rejected step halts the state, and the pipeline dispatches them again.
+
+    Args:
+      state: the state before the first step, on the devices.
+      guard: decides what happens after a rejected step.
+      run_step: the compiled step. It may donate its state.
+      build_batch: builds the batch of a step again from the data. The copy on the device may be damaged.
+      fetch: copies metrics to the host, and waits for them.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        guard: DivergenceGuard,
+        run_step: Callable[[State, Any], tuple[State, Metrics]],
+        build_batch: Callable[[int], Any],
+        fetch: Callable[[Metrics], Metrics],
+    ) -> None:
+        self.state = state
+        self._guard, self._run_step, self._build_batch, self._fetch = guard, run_step, build_batch, fetch
+        # Oldest first. A step without metrics was skipped by an earlier process, so it is not run.
+        self._in_flight: deque[tuple[int, Metrics | None]] = deque()
+
+    def dispatch(self, step: int, batch: Any) -> None:
+        """Start a step. `state` becomes its result, which the devices may still be computing."""
+        if self._guard.known_skip(step) is not None:
+            self._in_flight.append((step, None))
+            return
+        self.state, metrics = self._run_step(self.state, batch)
+        self._in_flight.append((step, metrics))
+
+    def collect(self, *, drain: bool) -> Iterator[FinishedStep]:
+        """Yield the finished steps, oldest first.
+
+        Without `drain`, the newest step stays in flight: the devices run it while the host records the one before.
+        """
+        while len(self._in_flight) > (0 if drain else 1):
+            yield self._collect_oldest()
+
+    def _collect_oldest(self) -> FinishedStep:
+        """Wait for the oldest step in flight. Repeat it until the guard takes or skips it."""
+        rejection: str | None = None
+        allowed = False
+        while True:
+            step, metrics = self._in_flight[0]
+            if metrics is None:
+                reason = self._guard.known_skip(step)
+                assert reason is not None
+                self._guard.count_known_skip(step, reason)
+                self._in_flight.popleft()
+                return FinishedStep(step, None, reason)
+            fetched = self._fetch(metrics)
+            action = self._guard.decide(step, fetched)
+            if action is Action.CONTINUE:
+                self._in_flight.popleft()
+                return FinishedStep(step, fetched, rejection, allowed)
+            rejection = describe_rejection(fetched)
+            if action is Action.SKIP:
+                # The steps behind it ran on a halted state. They are dispatched again, without the skipped one.
+                self._in_flight.popleft()
+                self._dispatch_again()
+                return FinishedStep(step, None, rejection)
+            allowed = allowed or action is Action.ALLOW
+            self._dispatch_again(disarmed=action is Action.ALLOW)
+
+    def _dispatch_again(self, *, disarmed: bool = False) -> None:
+        """Release the halted state and dispatch all steps in flight again.
+
+        The state is the one before the rejected step: neither that step nor those behind it changed it.
+        """
+        self.state = replace(self.state, watch=released(self.state.watch, disarmed=disarmed))
+        steps = [step for step, _ in self._in_flight]
+        self._in_flight.clear()
+        for step in steps:
+            self.dispatch(step, self._build_batch(step))
 
 
 def run_steps(pipeline: StepPipeline, batches: Iterable[tuple[int, Any]], hooks: Sequence[Hook], first: int) -> State:

@@ -81,10 +81,6 @@ class Throughput:
         """The share of the total time in which the run waited for data."""
         return self._waited_seconds / self.total_seconds if self.total_seconds else 0.0
 
-    def recent_seconds(self) -> float:
-        """Return the median time of recent steps. The median ignores single slow steps."""
-        return statistics.median(self.step_seconds[-RECENT:])
-
     def mfu(self, step_seconds: float) -> float | None:
         """Return the model FLOPs utilization, or None if the peak is unknown."""
         if self._peak_flops is None:
@@ -143,7 +139,7 @@ class Throughput:
 
     def view(self) -> StepView:
         """Return the values of the last step for the reporter."""
-        step_seconds = self.recent_seconds()
+        step_seconds = statistics.median(self.step_seconds[-RECENT:])  # it ignores single slow steps
         return StepView(
             step=self._step,
             steps=self.last,

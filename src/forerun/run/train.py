@@ -10,25 +10,25 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.methods.job_notes import warnings_of
 from forerun.program.state import State
+from forerun.report.differences import program_facts, write_program_facts
 from forerun.report.page import write_report
 from forerun.reporter import Reporter
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.checkpoint_hook import SaveReporter, retention_of
-from forerun.run.compile.compile_step import compile_step, use_cache
-from forerun.run.compile.program_record import program_record, write_program_record
+from forerun.run.compile_step import compile_step, use_cache
 from forerun.run.device_errors import user_error_of
-from forerun.run.finished_run import finished_summary
+from forerun.run.hooks import RunSession
 from forerun.run.open_data import batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
-from forerun.run.preflight import check_before_compile, check_before_data
-from forerun.run.prepared_run import PreparedRun, RunSession, final_sample, finish_files, train_steps
-from forerun.run.profiling.profile_hook import still_ahead
-from forerun.run.profiling.step_range import StepRange
+from forerun.run.prepared_run import PreparedRun, final_sample, finish_files, train_steps
+from forerun.run.profile_hook import still_ahead
 from forerun.run.replicas import replica_check_of
-from forerun.run.restore import restore
+from forerun.run.restore import check_before_compile, check_before_data, restore
 from forerun.run.run_devices import choose_devices, program_on, report_program, session_slices
 from forerun.run.sample import sampler_of
+from forerun.run.step_range import StepRange
+from forerun.run.summary import finished_summary
 from forerun.run.validation import Validation
 from forerun.run_folder.model_code import record_code
 from forerun.run_folder.open_folder import open_folder
@@ -130,7 +130,7 @@ def _train(session: RunSession, fresh: bool) -> TrainResult | None:
     times.phase("compile")
     step = compile_step(program, reporter, resolved.job.name)
     if worker.first:
-        write_program_record(folder, program_record(resolved, program, devices, step.hash), reporter)
+        write_program_facts(folder, program_facts(resolved, program, devices.devices, step.hash), reporter)
     with times.spent("startup"):  # preparation of the data
         corpus = with_reference(resolved, program, corpus, folder, reporter, worker)
     prepared = PreparedRun(

@@ -83,7 +83,7 @@ def record_code(run: RunFolder, job: Job, reporter: Reporter) -> None:
         "folder": None if code.folder is None else str(code.folder),
         "classes": code.classes,
         "files": files,
-        "sources": {name: source_text(source) for name, source in code.files.items() if source is not None},
+        "sources": {name: decode_source(source) for name, source in code.files.items() if source is not None},
     }
     content = _content(record)
     try:
@@ -363,8 +363,3 @@ def _typed_source(made: Any) -> str:
         if inspect.isfunction(function) and (lines := linecache.getlines(function.__code__.co_filename)):
             cells[function.__code__.co_filename] = "".join(lines)
     return "\n".join(cells.values())
-
-
-def source_text(source: bytes) -> str:
-    """Return a Python source as text. It may declare another encoding than UTF-8."""
-    return decode_source(source)

@@ -127,7 +127,10 @@ def rename_existing_run(job: Job) -> None:
     """
     folder = folder_of(job)
     checkpoints = folder.checkpoints(job)
-    if isinstance(checkpoints, str) and _has_records(checkpoints):
+    from forerun.checkpoint.log import Log
+    from forerun.storage.open_folder import folder_at
+
+    if isinstance(checkpoints, str) and Log(folder_at(checkpoints)).records():
         raise UserError(
             "E-RUN-025",
             f"--fresh cannot rename the checkpoints in {checkpoints}",
@@ -255,13 +258,6 @@ def require_same_job(job: Job, before: Job, folder: RunFolder) -> None:
             why=f"it would be resumed with other values:\n{listed}",
             fix="give this job another name (name=...), or start over with --fresh (the old folder is kept, renamed)",
         )
-
-
-def _has_records(checkpoints: str) -> bool:
-    from forerun.checkpoint.log import Log
-    from forerun.storage.open_folder import folder_at
-
-    return bool(Log(folder_at(checkpoints)).records())
 
 
 def free_name(path: Path, word: str) -> Path:

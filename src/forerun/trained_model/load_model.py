@@ -21,9 +21,8 @@ from forerun.methods.method import MODEL, method_of, model_specs, run_specs
 from forerun.methods.qat import adapter_inside
 from forerun.models.base import Model
 from forerun.models.families.wrapper import text_of
-from forerun.models.model_facts import ModelFacts
+from forerun.models.model_facts import ModelFacts, model_for
 from forerun.models.quantization_config import RECORD
-from forerun.models.registry import model_for
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
@@ -33,7 +32,7 @@ from forerun.program.build import make_mesh
 from forerun.program.state import abstract_params
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import model_specials
-from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import use_code_of, use_code_of_export
 from forerun.run_folder.run_folder import RunFolder

@@ -22,7 +22,7 @@ from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import with_teacher_targets
-from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
+from forerun.run.compile_step import CompiledStep, compile_step, use_cache
 from forerun.run.open_data import Placement, batches_of
 from forerun.run.run_devices import program_on
 from forerun.trained_model.base_weights import read_file_weights, require_matching_weights

@@ -18,7 +18,7 @@ from forerun.verbs.table import Table
 if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.verbs.export.result import Export
-    from forerun.verbs.language_model.language_model import LanguageModel
+    from forerun.verbs.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Run:
 
     def load_model(self, **options: Any) -> LanguageModel:
         """Load the model of the newest checkpoint. See `forerun.load_model` for the options."""
-        from forerun.verbs.language_model.language_model import load_model
+        from forerun.verbs.language_model import load_model
 
         return load_model(self.folder, **options)
 
@@ -128,7 +128,7 @@ def train_in_place(
     reporter: Reporter | None = None,
 ) -> Run:
     """Train a prepared job. See `train`. A run whose folder was moved is not noticed here."""
-    from forerun.run.profiling.step_range import range_of
+    from forerun.run.step_range import range_of
     from forerun.run_folder.run_folder import folder_of
     from forerun.supervise.free_tpu import require_free_tpu_for
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from forerun.cli.cloud import down as down_command
+from forerun.cli.cloud import end_runs as down_command
 from forerun.cloud.record import run_files as run_files_module
 from forerun.cloud.view import project_state, removal, run_location
 from forerun.errors import UserError
@@ -68,7 +67,7 @@ def take_everything_down(simulation: Simulation, *, is_last: bool) -> None:
         stack.enter_context(contextlib.redirect_stderr(output))
         problem = ""
         try:
-            down_command.run(argparse.Namespace(name=None, all=True, yes=True, project=None))
+            down_command.down(None, all=True, yes=True)
         except UserError as error:
             problem = f"{error.what}: {error.why}"
         except Exception as error:

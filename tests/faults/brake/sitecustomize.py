@@ -91,7 +91,7 @@ class Braked(MetaPathFinder):
     """Changes the modules as they are imported, and imports none itself."""
 
     changes = {  # noqa: RUF012
-        "forerun.run.pipeline": brake_steps,
+        "forerun.run.steps": brake_steps,
         "forerun.checkpoint.log": brake_commits,
         "forerun.checkpoint.store": lengthen_saves,
         "forerun.data.order.batches": brake_data,

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from error_assertions import raises_error
 from jax.sharding import NamedSharding, PartitionSpec
 
+from forerun.checkpoint.log import Commit
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, Retention, SaveFailed, TakenOver
@@ -52,7 +54,7 @@ def made(seed: int = 0) -> State:
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-3)))
     with jax.numpy_dtype_promotion("standard"):  # Optax itself is not strict
         _, optimizer = chain.update(params, chain.init(params), params)
-    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]))
+    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]), watch=None)  # type: ignore[arg-type]
 
 
 def like(tree: Any, sharding: Any = None) -> Any:
@@ -181,7 +183,7 @@ def test_another_model_is_named_by_its_first_differing_leaf(tmp_path: Path, chan
     with CheckpointStore(tmp_path, keep=1) as store:
         store.save(1, state, {})
         store.wait()
-        with pytest.raises(UserError, match="E-CHECKPOINT-008") as error:
+        with raises_error("E-CHECKPOINT-008") as error:
             store.restore(1, like(change(state)))
     assert words in error.value.why
 
@@ -196,9 +198,9 @@ def test_a_failed_save_is_raised_by_the_next_call_and_leaves_the_rest_intact(
     for call in (lambda: store.save(3, state, {}), store.wait, store.close):
         with files_of_at_most(1 << 16):
             store.save(2, state, {})
-            with pytest.raises(UserError, match=r"2.*E-CHECKPOINT-017") as error:
+            with raises_error("E-CHECKPOINT-017", "2") as error:
                 call()
-        assert "resumes from step 1" in error.value.fix
+        assert "from step 1" in error.value.fix
         assert store.steps() == [1]
     with CheckpointStore(tmp_path, keep=2) as store:
         store.save(2, state, {})
@@ -228,7 +230,7 @@ def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
         store.save(1, state, {})
         store.save(2, state, {})
         store.wait()
-        with pytest.raises(UserError, match=r"9.*E-CHECKPOINT-003") as error:
+        with raises_error("E-CHECKPOINT-003", "9") as error:
             store.restore(9, like(state))
         assert "1, 2" in error.value.why
 
@@ -385,7 +387,7 @@ def test_folders_of_steps_without_records_are_named_and_left_alone(tmp_path: Pat
     for name in ("100", "200-3-1"):
         folder = tmp_path / name
         (folder / name).mkdir(parents=True)
-        with pytest.raises(UserError, match="E-CHECKPOINT-005") as error:
+        with raises_error("E-CHECKPOINT-005") as error:
             CheckpointStore(folder, keep=1)
         assert name in error.value.why
         assert [path.name for path in folder.iterdir()] == [name]
@@ -395,3 +397,40 @@ def test_other_users_of_the_same_log_are_heard(tmp_path: Path, caplog: pytest.Lo
     CheckpointStore(tmp_path, keep=1).close()
     logging.getLogger("absl").warning("not from the store")
     assert [record.getMessage() for record in caplog.records] == ["not from the store"]
+
+
+def kept(retention: Retention, *steps: int, losses: tuple[object, ...] = ()) -> list[int]:
+    records = [{"loss": loss} for loss in losses] or [{}] * len(steps)
+    commits = [
+        Commit(number, 1, step, str(step), {}, record)
+        for number, (step, record) in enumerate(zip(steps, records, strict=True), 2)
+    ]
+    return [commit.step for commit in retention.kept(commits)]
+
+
+def test_the_last() -> None:
+    assert kept(Retention(2)) == []
+    assert kept(Retention(2), 5) == [5]
+    assert kept(Retention(2), 5, 10, 15) == [10, 15]
+
+
+def test_every_so_many_steps() -> None:
+    assert kept(Retention(1, every=10), 5, 10, 15, 20, 25) == [10, 20, 25]
+
+
+def test_the_best_are_the_lowest_finite_figures_and_of_equal_ones_the_newer() -> None:
+    losses = (2.0, 1.0, None, float("nan"), 1.0, "low", 3.0)
+    assert kept(Retention(1, best=1), 1, 2, 3, 4, 5, 6, 7, losses=losses) == [5, 7]
+    assert kept(Retention(1, best=3), 1, 2, 3, 4, 5, 6, 7, losses=losses) == [1, 2, 5, 7]
+    assert kept(Retention(1, best=5), 1, 2, losses=(None, None)) == [2]
+
+
+def test_another_figure() -> None:
+    commits = [Commit(n, 1, n, "", {}, {"loss": n, "other": -n}) for n in (1, 2, 3)]
+    assert [c.step for c in Retention(1, best=1, figure="loss").kept(commits)] == [1, 3]
+    assert [c.step for c in Retention(1, best=1, figure="other").kept(commits)] == [3]
+
+
+def test_what_lies_ahead_of_the_newest_goes() -> None:
+    assert kept(Retention(3, every=10), 10, 20, 30, 20) == [10, 20]
+    assert kept(Retention(3), 10, 20, 30, 40, 25) == [10, 20, 25]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.cli.shard import shard_of
+from forerun.cli.data import shard_of
 from forerun.errors import UserError
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from forerun.doctor import checks
-from forerun.doctor.checks import CHECKS
+from forerun.doctor.checks import CHECKS, line, run, verdict
 from forerun.doctor.child_probe import DeviceProbe, probe_devices
 from forerun.doctor.machine import Finding, Machine
-from forerun.doctor.report import line, run, verdict
 from forerun.units import GIB
 
 DOCTOR_PAGE = Path(__file__).parents[3] / "docs/reference/doctor.md"

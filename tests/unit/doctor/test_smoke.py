@@ -11,7 +11,7 @@ from error_assertions import assert_error
 from forerun.checkpoint.store import CheckpointStore
 from forerun.cli.main import main
 from forerun.config.schema import Job
-from forerun.doctor import report, smoke
+from forerun.doctor import checks, smoke
 from forerun.doctor.machine import Machine
 from forerun.errors import UserError
 
@@ -55,7 +55,7 @@ def test_devices_and_mesh_are_those_of_the_overrides(capsys: pytest.CaptureFixtu
     assert smoke.run(values) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "4 x cpu" in lines[0]
-    assert "4 of 8 devices" in lines[0]
+    assert "4 of 8" in lines[0]
     assert "on one device" in lines[3]
     assert lines[3].endswith("s)")
 
@@ -72,7 +72,7 @@ def test_an_absent_device_fails_with_cause_and_fix(capsys: pytest.CaptureFixture
 def test_the_command_reports_the_absent_device(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "CHECKS", ())
+    monkeypatch.setattr(checks, "CHECKS", ())
     monkeypatch.setattr(Machine, "here", staticmethod(Machine))
     assert main(["doctor", "--smoke", "device=tpu"]) == 2
     assert "FAIL  device" in capsys.readouterr().out
@@ -89,5 +89,5 @@ def test_the_command_reports_the_absent_device(
 )
 def test_other_overrides_are_errors(smokes: bool, override: str, code: str) -> None:
     with pytest.raises(UserError) as caught:
-        report.run(smokes, Machine(), [override])
+        checks.run(smokes, Machine(), [override])
     assert_error(caught.value, code)

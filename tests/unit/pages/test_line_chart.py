@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.pages.chart_ticks import round_ticks, tick_text, time_text, time_ticks, value_text
-from forerun.pages.line_chart import Curve, Mark, line_chart
+from forerun.pages.line_chart import Curve, Mark, line_chart, round_ticks, tick_text, time_text, time_ticks, value_text
 from forerun.pages.svg import downsample
 
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=400)

@@ -23,7 +23,7 @@ def record(tmp_path: Path, **files: object) -> RunRecord:
     ("summary", "events", "later_seconds", "status"),
     [
         (DONE, [], 1e6, "finished"),
-        (None, [], 10, "stopped"),  # of a version without events
+        (None, [], 10, "stopped"),  # a run that could not write its events
         (None, [{"event": "start", "unix_seconds": START}], 10, "interrupted"),
         (None, [{"event": "stop", "unix_seconds": START + 20}], 10, "stopped"),
         ({"steps": 10}, [{"event": "start", "unix_seconds": START}], 10, "interrupted"),
@@ -59,8 +59,13 @@ def test_the_time_of_events_has_categories(tmp_path: Path) -> None:
     assert facts.useful_share == 0.75
 
 
-def test_a_restart_without_events_is_known_from_the_summary(tmp_path: Path) -> None:
-    assert run_facts(record(tmp_path, summary=DONE | {"resumed_at": 8})).restarts == [(8, None)]
+def test_restarts_have_their_step_and_their_time(tmp_path: Path) -> None:
+    events = [
+        {"unix_seconds": START, "event": "start", "session": 1},
+        {"unix_seconds": START, "event": "resume", "session": 1, "step": 0},
+        {"unix_seconds": START + 9, "event": "resume", "session": 2, "step": 8},
+    ]
+    assert run_facts(record(tmp_path, events=events)).restarts == [(8, 9.0)]
 
 
 def test_the_cost_of_a_chip_with_two_devices_counts_chips(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from error_assertions import raises_error
+from recording_reporter import RecordingReporter
 
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config import schema
@@ -26,10 +29,10 @@ from forerun.program.state import Metrics, State
 from forerun.program.step import make_step
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile.compile_step import forbid_compilation
-from forerun.run.guard import Action, DivergenceError, DivergenceGuard, SkipsInMemory
-from forerun.run.pipeline import FinishedStep, StepPipeline
-from forerun.track.skips import SkipFile
+from forerun.run.compile_step import forbid_compilation
+from forerun.run.guard import Action, DivergenceError, DivergenceGuard, SkipFile, SkippedSteps
+from forerun.run.hooks import FinishedStep
+from forerun.run.steps import StepPipeline
 
 STEPS = 12
 Spoil = Callable[[Batch[Any]], Batch[Any]]
@@ -44,7 +47,7 @@ BAD, SPIKE = figures(Verdict.NOT_FINITE), figures(Verdict.SPIKE)
 
 
 def guard_with(*known: int, in_all: int = 10, in_a_row: int = 3) -> DivergenceGuard:
-    return DivergenceGuard(SkipsInMemory(dict.fromkeys(known, "before")), in_all=in_all, in_a_row=in_a_row)
+    return DivergenceGuard(SkippedSteps(dict.fromkeys(known, "before")), in_all=in_all, in_a_row=in_a_row)
 
 
 def test_a_step_that_was_taken_is_the_end_of_it() -> None:
@@ -117,7 +120,7 @@ def test_so_many_and_no_more_in_all_also_after_a_restart() -> None:
     skip(guard, 6)
     guard.decide(7, figures())
     guard.decide(8, SPIKE)
-    with pytest.raises(UserError, match=r"8.*2,.*50,.*3.*E-RUN-031") as stop:
+    with raises_error("E-RUN-031", "8", "2,", "50,", "3") as stop:
         guard.decide(8, SPIKE)
     assert "2, 4, 6 (" in stop.value.why
     assert "guard.skips" in stop.value.fix
@@ -345,7 +348,7 @@ def test_resumed_right_after_a_skip(rig: Rig, tmp_path: Path) -> None:
     state, _ = run(rig, dict.fromkeys(bad, not_a_number), state=state, first=6, guard=again)
     whole, _ = run(rig, dict.fromkeys(bad, not_a_number))
     assert same(state, rig.expected(bad))
-    assert np.array_equal(state.watch.norms, whole.watch.norms)  # type: ignore[union-attr]
+    assert np.array_equal(state.watch.norms, whole.watch.norms)
     assert list(again.skips.known) == [6, 9]
 
 
@@ -354,3 +357,81 @@ def test_what_a_killed_process_left_out_is_not_tried_again(rig: Rig) -> None:
     state, finished = run(rig, {}, guard=guard_with(1, 5, 6))
     assert same(state, rig.expected({1, 5, 6}))
     assert [(x.step, x.skip_reason) for x in finished if x.rejection] == [(1, "before"), (5, "before"), (6, "before")]
+
+
+def opened(path: Path, **given: object) -> SkipFile:
+    return SkipFile(path, **{"identity": "this run", "saved": {}, **given})  # type: ignore[arg-type]
+
+
+def test_what_was_left_out_is_known_again(tmp_path: Path) -> None:
+    file = tmp_path / "skips.jsonl"
+    assert opened(file).known == {}
+    assert not file.exists()
+    opened(file).add(8, "loss nan, gradient norm nan")
+    opened(file).add(12, "a spike")
+    assert opened(file).known == {8: "loss nan, gradient norm nan", 12: "a spike"}
+
+
+def test_a_line_torn_by_a_kill_is_not_there_and_not_in_the_way(tmp_path: Path) -> None:
+    file, told = tmp_path / "skips.jsonl", list[str]()
+    opened(file).add(8, "why")
+    file.write_bytes(file.read_bytes() + b'{"step": 9, "wh')
+    assert opened(file, reporter=RecordingReporter(told)).known == {8: "why"}
+    opened(file).add(10, "why not")
+    assert opened(file).known == {8: "why", 10: "why not"}
+    assert told == []
+
+
+def test_what_was_not_the_batchs_fault_is_forgotten(tmp_path: Path) -> None:
+    file = tmp_path / "skips.jsonl"
+    skips = opened(file)
+    for step in (3, 8, 9):
+        skips.add(step, "why")
+    skips.forget([8, 9, 10])
+    assert skips.known == opened(file).known == {3: "why"}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_steps_up_to_the_checkpoint_come_from_it_and_later_ones_from_the_file(tmp_path: Path) -> None:
+    file, told = tmp_path / "skips.jsonl", list[str]()
+    skips = opened(file)
+    for step in (2, 3, 8):
+        skips.add(step, "why")
+    again = opened(file, step=5, saved={3: "why", 4: "why"}, reporter=RecordingReporter(told))
+    assert again.known == {3: "why", 4: "why", 8: "why"}
+    [text] = told
+    assert "4 are restored" in text
+    assert "2 are removed" in text
+    assert opened(file, step=5, saved={3: "why", 4: "why"}, reporter=RecordingReporter(told)).known == again.known
+    assert len(told) == 1
+
+
+FORGED = [
+    {"step": 9, "why": "x"},
+    {"step": 9, "why": "x", "proof": ""},
+    {"step": 9, "why": "x", "proof": 7},
+    {"step": 9, "why": 3},
+    {"step": "many", "why": "x"},
+    {},
+]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=json.dumps)
+def test_a_line_that_this_run_did_not_write_is_removed(tmp_path: Path, forged: dict[str, object]) -> None:
+    file, told = tmp_path / "skips.jsonl", list[str]()
+    opened(file).add(8, "why")
+    before = file.read_bytes()
+    file.write_bytes(before + json.dumps(forged).encode() + b"\n")
+    assert opened(file, reporter=RecordingReporter(told)).known == {8: "why"}
+    assert file.read_bytes() == before
+    assert len(told) == 1
+
+
+def test_a_changed_line_and_one_of_another_run_are_removed(tmp_path: Path) -> None:
+    file, other, told = tmp_path / "skips.jsonl", tmp_path / "other.jsonl", list[str]()
+    opened(file).add(8, "why")
+    opened(other, identity="another run").add(9, "why")
+    file.write_bytes(file.read_bytes().replace(b"8", b"7", 1) + other.read_bytes())
+    assert opened(file, reporter=RecordingReporter(told)).known == {}
+    [text] = told
+    assert "7, 9" in text

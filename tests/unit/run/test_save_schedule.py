@@ -18,9 +18,9 @@ from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
 from forerun.reporter import LineReporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run import save_schedule
+from forerun.run import checkpoint_hook
 from forerun.run import train as loop
-from forerun.run.save_schedule import SaveSchedule, from_first, rounded
+from forerun.run.checkpoint_hook import SaveSchedule, from_first, rounded
 
 MakeJob = Callable[..., Job]
 GB = jax.ShapeDtypeStruct((250_000_000,), jnp.float32)
@@ -49,7 +49,7 @@ def saved_at(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(save_schedule.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(checkpoint_hook.time, "perf_counter", lambda: clock.now)
     return clock
 
 

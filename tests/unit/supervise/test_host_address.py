@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from error_assertions import raises_error
 
-from forerun.errors import UserError
 from forerun.hardware.maintenance_notice import metadata_url
 from forerun.hardware.tpu_hosts import TpuHosts, find_tpu_hosts
 from forerun.supervise.host_address import PORT, Hosts, discover, given
@@ -55,7 +55,7 @@ def test_the_address_of_the_metadata_server_can_be_set() -> None:
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "1.5"])
 def test_a_wrong_grace_time_is_rejected(value: str) -> None:
-    with pytest.raises(UserError, match="E-HOSTS-033"):
+    with raises_error("E-HOSTS-033"):
         default_limits({"FORERUN_STOP_SECONDS": value})
 
 
@@ -74,5 +74,5 @@ def test_the_addresses_of_a_cloud_run_are_the_last_source() -> None:
 
 @pytest.mark.parametrize("names", ["203.0.113.1,203.0.113.2", "127.0.0.1,127.0.0.2"])
 def test_no_or_several_own_addresses_are_rejected(names: str) -> None:
-    with pytest.raises(UserError, match="E-HOSTS-029"):
+    with raises_error("E-HOSTS-029"):
         find_tpu_hosts({"FORERUN_HOSTS": names}, lambda name: None)

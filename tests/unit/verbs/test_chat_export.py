@@ -146,7 +146,7 @@ def test_a_prompt_has_the_tokens_of_training(place: Path) -> None:
 
     from forerun.resolve.job_corpus import open_corpus
     from forerun.resolve.resolve_model import resolve_model
-    from forerun.verbs.language_model.language_model import LanguageModel
+    from forerun.verbs.language_model import LanguageModel
 
     run = str(place / "runs/chatty")
     source = LanguageModel(lambda: load_model(run, device="cpu", devices=1), run, None)

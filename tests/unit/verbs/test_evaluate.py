@@ -21,7 +21,7 @@ from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
 from forerun.program.build import make_mesh
 from forerun.trained_model.load_model import LoadedModel
-from forerun.verbs.language_model.evaluate import evaluate_text, language_of, longest_context, opening_of, writer_of
+from forerun.verbs.evaluate import evaluate_text, language_of, longest_context, opening_of, writer_of
 
 MODEL = Decoder(DecoderConfig(1, 16, 2, 1, 8, 24, 272))
 CONTEXT = 20
@@ -68,10 +68,10 @@ def test_the_loss_of_two_documents(tmp_path: Path, shape: MeshShape) -> None:
     ids = [[*text.encode(), 256] for text in texts]
     assert len(ids[0]) == 45, "the second document begins inside the third row"
     predicted = sum(len(document) - 1 for document in ids)
-    assert (report.documents, report.result.tokens) == (2, predicted)
+    assert (report.documents, report.tokens) == (2, predicted)
     wanted = sum(nats(loaded().params, document) for document in ids)
-    assert report.result.nats == pytest.approx(wanted, rel=1e-5)
-    assert report.result.text_bytes == 44 + 1 - 2, "the first byte of each is given"
+    assert report.loss * report.tokens == pytest.approx(wanted, rel=1e-5)
+    assert report.text_bytes == 44 + 1 - 2, "the first byte of each is given"
     assert reporter.updates[-1] == (3, 3)
 
 
@@ -79,7 +79,7 @@ def test_a_text_shorter_than_the_context_is_one_row(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text("abc")
     report = evaluate_text(loaded(), str(file), context=2048, rows=8)
-    assert report.result.nats == pytest.approx(nats(loaded().params, [*b"abc", 256]), rel=1e-5)
+    assert report.loss * report.tokens == pytest.approx(nats(loaded().params, [*b"abc", 256]), rel=1e-5)
 
 
 def test_what_stands_in_front_of_every_text() -> None:

@@ -29,8 +29,8 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.trained_model.load_model import LoadedModel, load_model
+from forerun.verbs.evaluate import longest_context
 from forerun.verbs.export.export import export
-from forerun.verbs.language_model.evaluate import longest_context
 
 MODULES = ("exported_net", "exported_sizes")
 NET = """\

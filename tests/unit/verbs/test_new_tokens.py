@@ -22,8 +22,7 @@ from forerun.hardware.mesh import MeshShape
 from forerun.nn.weights.dense import Extended
 from forerun.program.build import program_of
 from forerun.resolve.job_corpus import open_corpus
-from forerun.resolve.job_tokenizer import tokenizer_of
-from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolve_model import resolve_model, tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.train import train
 from forerun.run_folder.run_folder import RunFolder
@@ -205,7 +204,7 @@ def test_full_fine_tuning_resizes_with_the_mean(place: Place) -> None:
 
 
 def test_generation_uses_the_new_tokens(place: Place) -> None:
-    from forerun.verbs.language_model.language_model import LanguageModel
+    from forerun.verbs.language_model import LanguageModel
 
     source = str(place.run.path)
     model = LanguageModel(lambda: load_model(source, device="cpu", devices=1), source, None)

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.verbs.plan.plan import _model_notes
+from forerun.verbs.plan import _model_notes
 
 
 @pytest.mark.parametrize(("model", "notes"), [("qwen3.5-0.8b", 1), ("qwen3-0.6b", 0), ("smollm2-135m", 0)])

@@ -10,7 +10,7 @@ import pytest
 from error_assertions import assert_error
 
 import forerun as fr
-from forerun.verbs.stages.stages import StagesPlan
+from forerun.verbs.stages import StagesPlan
 
 
 @dataclass(frozen=True)

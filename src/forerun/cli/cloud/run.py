@@ -6,36 +6,40 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from forerun import interrupt
 from forerun.cli.arguments import options_of
 from forerun.cli.cloud.connection import agrees
-from forerun.cli.cloud.run_options import RunOptions
+from forerun.cli.cloud.run_outline import RunOptions
 from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
 from forerun.reporter import LineReporter
+from forerun.units import Bytes
 from forerun.verbs.option_types import JobFile, Override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable
+    from types import TracebackType
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
-    from forerun.cloud.control.actions import EndRun
+    from forerun.cloud.control.actions import Action, EndRun
     from forerun.cloud.control.controller import JobDelivery
     from forerun.cloud.control.ledger import RunLedger
     from forerun.cloud.control.run_view import ControlView
     from forerun.cloud.provider import Provider, SliceRequest
-    from forerun.cloud.record.entries import CloudRun
+    from forerun.cloud.record.entries import CloudRun, LeaseEntry
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.setup.job_files import JobFile as SentFile
     from forerun.cloud.setup.job_files import JobFiles
     from forerun.cloud.ssh.delivery import SshDelivery
 
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
 
-@options_of("forerun.cli.cloud.run_options:RunOptions")
+@options_of("forerun.cli.cloud.run_outline:RunOptions")
 def run(
     job: JobFile,
     *overrides: Override,
@@ -53,7 +57,6 @@ def run(
       list_files: print the files that are sent to the hosts, and end
       print_startup: print the startup script of the hosts, and end
     """
-    from forerun.cli.cloud.file_list import print_file_list
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
     from forerun.cloud.control.ledger import ledger_of
@@ -145,7 +148,6 @@ def control(
     until: Callable[[ControlView], bool],
 ) -> tuple[ControlView, EndRun | None]:
     """Control a run until its end, or until a condition is met. Return the last view and the end."""
-    from forerun.cli.cloud.run_display import ControlLines
     from forerun.cloud.control.controller import Controller, holder_name
 
     name = wanted.name
@@ -203,8 +205,6 @@ def _first_request(wanted: CloudRun, delivery: JobDelivery) -> SliceRequest:
 def _print_outline(
     wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool, local: JobFiles, spent_usd: float = 0.0
 ) -> None:
-    from forerun.cli.cloud.file_list import file_summary
-    from forerun.cli.cloud.run_limits import limit_lines
     from forerun.cloud.control.run_report import duration, option_text
     from forerun.cloud.ssh.delivery import secrets_in
 
@@ -278,3 +278,162 @@ def _report(view: ControlView, end: EndRun) -> int:
         )
     print(f"stopped ({end.reason}) with its checkpoints in {view.run.folder}; the same command resumes it")
     return STOPPED
+
+
+# ---- Limits ----
+
+
+API_NAMES = {"tpu": "the Cloud TPU API", "compute": "Compute Engine"}
+
+
+def limit_lines(run: CloudRun, providers: Mapping[str, Provider], spent_usd: float) -> list[str]:
+    """Return the cap, what is spent of it, and which limits keep it for these machines; no lines without a cap."""
+    if run.max_usd is None:
+        return []
+    spent = f", of which ${spent_usd:.2f} are spent" if spent_usd else ""
+    controller = "the keeper" if run.keeper else "this process"
+    return [
+        f"  cap: ${run.max_usd:.2f} for all attempts together{spent}",
+        "  limits that delete the machines within the cap, each without the others:",
+        f"    controller: yes, {controller}",
+        "    hosts: yes, an agent on each host; until it runs, a watchdog in the startup script",
+        f"    cloud API: {_api_text(run, providers)}",
+    ]
+
+
+def _api_text(run: CloudRun, providers: Mapping[str, Provider]) -> str:
+    """Return for which machines the API itself has a limit: it depends on the provider and the capacity."""
+    from forerun.cloud.control.next_attempt import first_attempt, slice_request
+
+    enforced: dict[tuple[str, str], bool] = {}
+    for option in run.options:
+        request = slice_request(run, first_attempt(run, option), {})
+        kind = f"{API_NAMES.get(option.provider, option.provider)}", option.capacity
+        enforced[kind] = enforced.get(kind, True) and providers[option.provider].enforces_limit(request)
+    texts = [
+        f"yes, {api} deletes them at the deadline" if enforces else f"no, {api} has no limit for {capacity} slices"
+        for (api, capacity), enforces in enforced.items()
+    ]
+    return "; ".join(dict.fromkeys(texts))
+
+
+# ---- Files ----
+
+
+_SHOWN = 5  # names in the question
+
+
+def file_summary(local: JobFiles) -> str:
+    """Return number, bytes and first names of the files that travel, and of those that are skipped, as one line."""
+    count = len(local.files)
+    text = f"{count} local file{'s'[: count != 1]}, {Bytes(local.size_bytes)}"
+    text += _names([file.name for file in local.files])
+    if local.skipped:
+        text += f"; {len(local.skipped)} skipped" + _names([file.name for file in local.skipped])
+    return f"sent to the hosts: {text}; all: --list-files"
+
+
+def print_file_list(job_file: Path, local: JobFiles) -> None:
+    """Print every file that `forerun run` sends, and every file that the rules skip."""
+    from forerun.cloud.setup.job_files import JOB_FILE
+    from forerun.cloud.setup.job_files import JobFile as SentFile
+    from forerun.cloud.ssh.delivery import secrets_in
+
+    for file in (SentFile(JOB_FILE, job_file.resolve()), *local.files):
+        size = Bytes(file.source.stat().st_size)
+        print(f"{_line(file.name)}  {size}" + ("" if _is_at(file) else f"  from {_line(str(file.source))}"))
+    for skipped in local.skipped:
+        print(f"skipped: {_line(skipped.name)} ({skipped.reason})")
+    variables = ", ".join(secrets_in(os.environ)) or "none"
+    print(f"{len(local.files) + 1} files; variables of the environment: {variables}")
+    print("forerun itself, its locked requirements and generated settings and keys of the run are sent too")
+
+
+def _is_at(file: SentFile) -> bool:
+    return file.source.as_posix().endswith(f"/{file.name}")
+
+
+def _names(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    suffix = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ": " + ", ".join(map(_line, names[:_SHOWN])) + suffix
+
+
+def _line(name: str) -> str:
+    """Return a file name on one line: a name with a line break must not look like two files."""
+    return name if name.isprintable() else json.dumps(name)
+
+
+# ---- Display ----
+
+
+LINE_SECONDS = 60.0  # between two lines about the same state, without a terminal
+
+
+class ControlLines:
+    """Prints one line for each event. On a terminal, the last line shows the present state."""
+
+    def __init__(self, stream: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._live = stream.isatty()
+        self._state, self._printed_at = "", float("-inf")
+        self._last = self._program = ""
+
+    def __enter__(self) -> ControlLines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+
+    def show(self, view: ControlView, action: Action) -> None:
+        from forerun.cloud.control.actions import DeliverJob
+        from forerun.cloud.control.run_report import event_text
+
+        event = event_text(action)
+        if event is not None and not (isinstance(action, DeliverJob) and event == self._last):
+            self._line(event)
+            self._last = event
+        if event is None:
+            self._show_state(view)
+
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
+        text = f"{lease.holder} controls the run; this process takes over if it ends"
+        if text != self._last:
+            self._line(text)
+            self._last = text
+        self._show_state(view)
+
+    def trouble(self, message: str) -> None:
+        text = message.splitlines()[0] if message else "no answer"
+        if text != self._last:
+            self._line(text)
+            self._last = text
+
+    def _show_state(self, view: ControlView) -> None:
+        from forerun.cloud.control.run_report import phase_text, program_text, state_text
+
+        program = program_text(view)
+        if program is not None and program != self._program:
+            self._program = program
+            self._line(program)
+        text = state_text(view)
+        if self._live:
+            self._clear()
+            print(text[:119], end="", file=self._stream, flush=True)
+            return
+        current = view.current
+        state = "" if current is None else f"{current.entry.number} {current.ready is None} {phase_text(view)}"
+        if state != self._state or self._clock() - self._printed_at > LINE_SECONDS:
+            self._state, self._printed_at = state, self._clock()
+            self._line(text)
+
+    def _line(self, text: str) -> None:
+        self._clear()
+        print(text, file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)

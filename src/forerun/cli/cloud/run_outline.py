@@ -1,4 +1,4 @@
-"""What `forerun run` is asked for, as the record of a run: the plan, the options with their prices, and the cap."""
+"""The options of `forerun run`, and the record of the run that they describe."""
 
 from __future__ import annotations
 
@@ -6,19 +6,78 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forerun.errors import UserError
 from forerun.reporter import LineReporter
+from forerun.verbs.option_types import Count, Dollars, File, Name, Project, Slice, Value, Zones, comma_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forerun.cli.cloud.run_options import RunOptions
     from forerun.cloud.provider import Capacity
     from forerun.cloud.record.entries import CloudRun, Option
     from forerun.config.load import LoadedJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What `forerun run` rents, and when it ends.
+
+    Attributes:
+      on: slice to rent, such as v6e-8, a GPU machine type, or ssh:machines.yaml (default: the plan's best)
+      alternatives: other slices to try without capacity, for example v5e-16
+      goal: without `on`: what the plan optimises for
+      spot: rent spot capacity, which the cloud may take back
+      flex_start: wait in the queue for flex-start capacity
+      reservation: use this reservation of the project
+      max_usd: stop with a checkpoint before the run costs more than this
+      zones: zones to try, in order (default: the 4 cheapest)
+      bucket: bucket folder for checkpoints and results, such as gs://my-bucket/runs (default: checkpoint.folder)
+      keeper: run the controller on a small VM, so that this machine may be off
+      no_wait: end when the hosts train; without `keeper`, nothing replaces a preempted slice then
+      wait_seconds: wait this long for capacity in a zone (default: 600 with alternatives, else without a limit)
+      prices: CSV file of prices that replace the table's
+      usd_per_hour: price of the slice, if the table has none
+      provider: Cloud TPU API or Compute Engine (default: tpu if possible)
+      disk_gib: size of the boot disk in GiB
+      image: runtime version or image of the hosts
+      network: network of the hosts (default: default)
+      subnetwork: subnetwork of the hosts
+      service_account: service account of the hosts
+      internal_ips: rent hosts without external addresses
+      tunnel_through_iap: reach hosts through Identity-Aware Proxy
+      no_export: do not export the model at the end
+    """
+
+    on: Slice | None = None
+    alternatives: Annotated[Sequence[str], Value("SLICES", comma_list, option="or")] = ()
+    goal: Literal["cheapest", "fastest", "balanced"] = "balanced"
+    spot: Annotated[bool, Value(group="capacity")] = False
+    flex_start: Annotated[bool, Value(group="capacity")] = False
+    reservation: Annotated[str, Value("NAME", group="capacity")] | None = None
+    max_usd: Dollars | None = None
+    zones: Zones = ()
+    project: Project | None = None
+    bucket: Annotated[str, Value("ADDRESS")] | None = None
+    keeper: bool = False
+    no_wait: bool = False
+    wait_seconds: Count | None = None
+    prices: File | None = None
+    usd_per_hour: Dollars | None = None
+    provider: Literal["tpu", "compute"] | None = None
+    disk_gib: Count | None = None
+    image: Name | None = None
+    network: Name | None = None
+    subnetwork: Name | None = None
+    service_account: Annotated[str, Value("EMAIL")] | None = None
+    internal_ips: bool = False
+    tunnel_through_iap: bool = False
+    no_export: bool = False
+
 
 SSH = "ssh:"
 CAP_FACTOR = 2  # without --max-usd, the cap is this multiple of the planned cost
@@ -125,10 +184,10 @@ def _planned_slices(names: Sequence[str]) -> list[str]:
 
 def _planned(options: RunOptions, loaded: LoadedJob, names: Sequence[str]) -> tuple[dict[str, Any], int | None]:
     """Return the rows of the plan that fit, best first or in the order of --on and --or, and the steps of the job."""
-    from forerun.cli.stage_choice import print_warnings
+    from forerun.cli.jobs import print_warnings
     from forerun.console import SafeConsole
     from forerun.resolve.resolve_model import resolve_model
-    from forerun.verbs.plan.plan import PIPED_COLUMNS, plan
+    from forerun.verbs.plan import PIPED_COLUMNS, plan
 
     print_warnings(resolve_model(loaded.job))
     zone = options.zones[0] if options.zones and not options.prices else None

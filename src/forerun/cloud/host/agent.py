@@ -20,7 +20,7 @@ from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.entries import HostEntry
 from forerun.cloud.record.host_log import LogCopy
 from forerun.cloud.record.run_files import RunFiles
-from forerun.report.program_differences import program_of_run
+from forerun.report.differences import program_of_run
 from forerun.reporter import Reporter
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from forerun.cloud.record.entries import AttemptEntry, HostEntry, ReadyEntry
 from forerun.cloud.record.host_log import LogCopy
 from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
-from forerun.report.program_differences import ProgramFacts
+from forerun.report.differences import ProgramFacts
 from forerun.reporter import SILENT, Reporter
 
 

@@ -15,7 +15,7 @@ from forerun.cloud.host.settings import TRAIN_UNIT, HostLayout
 from forerun.cloud.record.entries import Option
 from forerun.errors import UserError
 from forerun.hardware.slices import slice_named
-from forerun.report.program_differences import ProgramFacts, program_differences
+from forerun.report.differences import ProgramFacts, program_differences
 
 CALL_SECONDS = 10.0  # two calls that hang take less time than DELETE_SECONDS
 _PROPERTIES = ("ActiveState", "ExecMainCode", "ExecMainStatus")

@@ -223,7 +223,8 @@ def examine_documents(
         if len(ids) > 1 and ids[0] == ids[1] and (name := spelling.special(int(ids[0]))):
             doubled, start = doubled + 1, name
         unknowns += int(np.isin(ids, unknown).sum()) if unknown else 0
-        if marks and (mark := _first_mark(tokenizer.decode(ids[:4096]), marks)):
+        text = tokenizer.decode(ids[:4096]) if marks else ""
+        if mark := next((mark for mark in marks if mark in text), None):
             spelled_out, spelled = spelled_out + 1, spelled or mark
         digest = hashlib.sha256(np.asarray(ids, np.int32).tobytes()).digest()
         seen[digest] += 1
@@ -294,10 +295,6 @@ def _teaches_stop(ids: NDArray[Any], learned: NDArray[np.bool_] | None, spelling
     if learned is not None and learned.any():
         ids = ids[: int(np.flatnonzero(learned)[-1]) + 1][-1:]
     return any(spelling.special(int(token)) is not None for token in ids[-LAST_FEW:])
-
-
-def _first_mark(text: str, marks: Sequence[str]) -> str | None:
-    return next((mark for mark in marks if mark in text), None)
 
 
 def _beginning(text: str) -> str:

@@ -76,14 +76,9 @@ class Plan:
             return _open_plan, self.source
         return Plan, (self.window, self.items, self.starts, self.windows, self.counts)
 
-    def items_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _at(self.items, places)
 
-    def starts_at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _at(self.starts, rows)
-
-
-def _at(numbers: Numbers, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def numbers_at(numbers: Numbers, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of an array of a plan at `places`."""
     found: NDArray[Any] = numbers.at(places) if isinstance(numbers, DiskArray) else numbers[places]
     return found.astype(np.int64)
 
@@ -339,10 +334,12 @@ class WholeDocuments:
             )
         self._plan = open_or_build_plan(documents, sequence, too_long, plan_folder)
         if not len(self):
+            counts = self._plan.counts
+            dropped = f", {counts.dropped} of them longer than the sequence and dropped" if counts.dropped else ""
             raise UserError(
                 "E-DATA-022",
                 "data.path: nothing to train on",
-                why=_why_nothing(self._plan.counts),
+                why=f"{counts.documents} documents of {counts.tokens} tokens in total{dropped}",
                 fix="give more text" if too_long != "drop" else "set data.too_long=split, or a longer sequence",
             )
 
@@ -388,11 +385,13 @@ class WholeDocuments:
         window = np.searchsorted(first_row, index, side="right") - 1
         # A row ends where the next one starts, and the last row of a window at the end of the window.
         last = index + 1 == first_row[window + 1]
-        begin, after = np.split(plan.starts_at(np.concatenate([index, np.where(last, index, index + 1)])), 2)
+        begin, after = np.split(numbers_at(plan.starts, np.concatenate([index, np.where(last, index, index + 1)])), 2)
         each = np.where(last, first_item[window + 1] - first_item[window], after) - begin
         begin += first_item[window]
         flat = np.repeat(begin - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))
-        document = packing_order(np.repeat(window, each) * plan.window + plan.items_at(flat), len(self._documents))
+        document = packing_order(
+            np.repeat(window, each) * plan.window + numbers_at(plan.items, flat), len(self._documents)
+        )
         begins, ends = self._documents.begins(np.stack([document, document + 1]))
         total = ends - begins - 1
         cut, positions = apply_policy(total, S, self.too_long)
@@ -418,11 +417,6 @@ class WholeDocuments:
         found = []
         for r, w in zip((index - first_row[window]).tolist(), window.tolist(), strict=True):
             if r < full[w]:
-                own = self._plan.items_at(np.arange(first_item[w], first_item[w] + full[w]))
+                own = numbers_at(self._plan.items, np.arange(first_item[w], first_item[w] + full[w]))
                 found.append(r - int(np.searchsorted(own, own[r])))
         return np.array(found, np.int64)
-
-
-def _why_nothing(counts: RowCounts) -> str:
-    dropped = f", {counts.dropped} of them longer than the sequence and dropped" if counts.dropped else ""
-    return f"{counts.documents} documents of {counts.tokens} tokens in total{dropped}"

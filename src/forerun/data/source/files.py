@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from forerun.config.protocols import require_data_address
-from forerun.data.source.hub import dataset_files
+from forerun.config.addresses import require_data_address
+from forerun.data.source.hub import dataset
 from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, companions_of, data_name, data_names
 from forerun.data.text import local_path
 from forerun.errors import UserError
@@ -178,9 +178,9 @@ def find(place: str, enough: Enough | None = None) -> list[File]:
     address = Address.of(place)
     if address.protocol == "hf":
         stop = None if enough is None else lambda paths: enough(_files(paths))
-        paths = [path for path in dataset_files(place, stop) if _is_data(os.path.basename(path))]
-        ranges = any(isinstance(path, str) for path in paths)
-        files = _files(_sorted(place, paths, _NOTHING), RangeFiles() if ranges else None)
+        found = dataset(place, stop)
+        paths = [path for path in found.remote or found.files if _is_data(os.path.basename(path))]
+        files = _files(_sorted(place, paths, _NOTHING), RangeFiles() if found.remote else None)
     else:
         files = _remote(address) if address.is_remote else _local(place)
     kinds = Counter(file.kind for file in files)

@@ -40,16 +40,8 @@ _NO_SPLIT = {"data", "part", "shard", "chunk", "file"}
 _MAX_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Files by their names in the repository, and a description of them for the display."""
-
-    files: tuple[str, ...]
-    words: str
-
-
-def choose(names: Iterable[str], path: str, card: Mapping[str, Any] | None, address: str) -> Choice:
-    """Return the files to train on.
+def choose(names: Iterable[str], path: str, card: Mapping[str, Any] | None, address: str) -> list[str]:
+    """Return the files to train on, sorted.
 
     Args:
         names: All files of the repository.
@@ -66,13 +58,13 @@ def choose(names: Iterable[str], path: str, card: Mapping[str, Any] | None, addr
     if path and path in every:
         if path not in data and _ending(path) not in DATASET_TEXT_ENDINGS:
             raise _no_data(address, [path])
-        return Choice((path,), path)
+        return [path]
     if path and glob.has_magic(path):
         pattern = _pattern(path)
-        return _of_one_kind(_data_files(name for name in every if pattern(name)), every, f"files {path}", root, address)
+        return _of_one_kind(_data_files(name for name in every if pattern(name)), every, root, address)
     if path:
         below = [name for name in data if name.startswith(f"{path}/")]
-        return _split(below, every, f"folder {path}", root, address)
+        return _split(below, every, root, address)
     if configs := _configs(card):
         return _of_card(configs, data, every, root)
     folders = _folders(data)
@@ -80,7 +72,7 @@ def choose(names: Iterable[str], path: str, card: Mapping[str, Any] | None, addr
         raise _ambiguous(
             address, "it has several folders, and no card selects one", [f"{root}/{name}" for name in folders]
         )
-    return _split(data, every, "", root, address)
+    return _split(data, every, root, address)
 
 
 def front_matter(text: str) -> dict[str, Any] | None:
@@ -156,24 +148,23 @@ def _folders(data: list[str]) -> list[str]:
     return []
 
 
-def _split(data: list[str], every: list[str], of: str, root: str, address: str) -> Choice:
+def _split(data: list[str], every: list[str], root: str, address: str) -> list[str]:
     """Return the files of the split `train`, of the only split, or all files if their names contain no split."""
     by_split: dict[str | None, list[str]] = {}
     for name in data:
         by_split.setdefault(_split_of(name), []).append(name)
     named = sorted(split for split in by_split if split is not None)
-    before = f"{of}, " if of else ""
     if not named:
-        return _of_one_kind(data, every, of or "all data", root, address)
+        return _of_one_kind(data, every, root, address)
     if "train" not in named and len(named) > 1:
         globs = [f"{root}/{_glob_of(by_split[split])}" for split in named]
         raise _ambiguous(address, f"its splits are {', '.join(named)}, none is train", globs)
     split = "train" if "train" in named else named[0]
-    return _of_one_kind(by_split[split], every, f"{before}split {split}", root, address)
+    return _of_one_kind(by_split[split], every, root, address)
 
 
-def _of_one_kind(found: list[str], every: list[str], words: str, root: str, address: str) -> Choice:
-    """Return the choice of these files. Raise UserError if there are none, or if they have several endings."""
+def _of_one_kind(found: list[str], every: list[str], root: str, address: str) -> list[str]:
+    """Return these files, sorted. Raise UserError if there are none, or if they have several endings."""
     if not found:
         raise _no_data(address, every)
     by_ending: dict[str, list[str]] = {}
@@ -182,8 +173,7 @@ def _of_one_kind(found: list[str], every: list[str], words: str, root: str, addr
     if len(by_ending) > 1:
         globs = [f"{root}/{_glob_of(names)}" for names in by_ending.values()]
         raise _ambiguous(address, f"it has its data as {' and as '.join(sorted(by_ending))}", globs)
-    many = "1 file" if len(found) == 1 else f"{len(found)} files"
-    return Choice(tuple(found), f"{words}: {many}")
+    return sorted(found)
 
 
 def _configs(card: Mapping[str, Any] | None) -> dict[str, dict[str, list[str]]]:
@@ -219,7 +209,7 @@ def _card_splits(entry: Mapping[str, Any]) -> dict[str, list[str]]:
     return splits
 
 
-def _of_card(configs: dict[str, dict[str, list[str]]], data: list[str], every: list[str], root: str) -> Choice:
+def _of_card(configs: dict[str, dict[str, list[str]]], data: list[str], every: list[str], root: str) -> list[str]:
     """Return the files of the split `train`, or of the only split, in the only configuration of a card."""
     if len(configs) > 1:
         first = {name: (splits.get("train") or next(iter(splits.values())))[0] for name, splits in configs.items()}
@@ -228,17 +218,14 @@ def _of_card(configs: dict[str, dict[str, list[str]]], data: list[str], every: l
             f"its configurations are {_shortened(configs)}; none is the default",
             [f"{root}/{p}" for p in first.values()],
         )
-    ((config, splits),) = configs.items()
+    (splits,) = configs.values()
     if "train" not in splits and len(splits) > 1:
         globs = [f"{root}/{patterns[0]}" for patterns in splits.values()]
         raise _ambiguous(root, f"its splits are {_shortened(splits)}, none is train", globs)
     split = "train" if "train" in splits else next(iter(splits))
     patterns = [_pattern(pattern) for pattern in splits[split]]
     found = [name for name in _data_files(every) if any(pattern(name) for pattern in patterns)]
-    words = f"configuration {config}"
-    if not split:
-        return _split(found, every, words, root, root)
-    return _of_one_kind(found, every, f"{words}, split {split}", root, root)
+    return _of_one_kind(found, every, root, root) if split else _split(found, every, root, root)
 
 
 def _glob_of(names: list[str]) -> str:
@@ -319,27 +306,17 @@ class Address:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Files of a dataset, sorted. `revision` is their commit, `chosen` describes the selection.
+    """Files of a dataset, sorted. `revision` is their commit.
 
     They are on this machine (`files`), or they are read by ranges (`remote`).
     """
 
     files: tuple[Path, ...]
     revision: str
-    chosen: str
     remote: tuple[str, ...] = ()
 
 
 Enough = Callable[[Sequence[Path]], bool]
-
-
-def dataset_files(place: str, enough: Enough | None = None) -> list[Path] | list[str]:
-    """Return the data files that `place` names, sorted: local paths, or paths of `RangeFiles` as text.
-
-    The arguments are those of `dataset`.
-    """
-    found = dataset(place, enough)
-    return list(found.remote) if found.remote else list(found.files)
 
 
 def dataset(place: str, enough: Enough | None = None) -> Dataset:
@@ -366,12 +343,16 @@ def dataset(place: str, enough: Enough | None = None) -> Dataset:
             return _cached(repository, address, place, enough)
         except UserError:
             pass  # ask the hub, which fetches what is missing or reports a more precise error
-    listing, choice = _selection(repository, address, place)
-    is_large = enough is None and sum(listing.sizes[name] for name in choice.files) > DOWNLOAD_BYTES
-    if is_large and not all(repository.is_cached(listing.commit, name) for name in choice.files):
-        remote = tuple(f"datasets/{address.name}@{listing.commit}/{name}" for name in sorted(choice.files))
-        return Dataset((), listing.commit, f"{address.name}@{listing.commit[:7]}, {choice.words}", remote)
-    groups = [sorted(choice.files)] if enough is None else [[name] for name in sorted(choice.files)]
+    listing = repository.listing(address.revision)
+    card: Path | None = None
+    if _has_card(address, listing):
+        card = repository.download(listing.commit, [_CARD]) / _CARD
+    chosen = choose(listing.sizes, address.path, _front_matter(card), place)
+    is_large = enough is None and sum(listing.sizes[name] for name in chosen) > DOWNLOAD_BYTES
+    if is_large and not all(repository.is_cached(listing.commit, name) for name in chosen):
+        remote = tuple(f"datasets/{address.name}@{listing.commit}/{name}" for name in chosen)
+        return Dataset((), listing.commit, remote)
+    groups = [chosen] if enough is None else [[name] for name in chosen]
     fetched: list[Path] = []
     for names in groups:
         repository.check_disk_space(listing.commit, {name: listing.sizes[name] for name in names})
@@ -382,16 +363,7 @@ def dataset(place: str, enough: Enough | None = None) -> Dataset:
         fetched += [folder / name for name in names]
         if enough is not None and enough(fetched):
             break
-    return _local_dataset(folder, choice, address, enough)
-
-
-def _selection(repository: Repository, address: Address, place: str) -> tuple[Listing, Choice]:
-    """Return the files of the dataset on the hub, and those that the address selects."""
-    listing = repository.listing(address.revision)
-    card: Path | None = None
-    if _has_card(address, listing):
-        card = repository.download(listing.commit, [_CARD]) / _CARD
-    return listing, choose(listing.sizes, address.path, _front_matter(card), place)
+    return _local_dataset(folder, chosen, address, enough)
 
 
 def parse(place: str) -> Address:
@@ -443,8 +415,8 @@ def _cached(repository: Repository, address: Address, place: str, enough: Enough
     if _has_card(address, listing):
         _require_local(folder, [_CARD], address)
         card = folder / _CARD
-    choice = choose(listing.sizes, address.path, _front_matter(card), place)
-    return _local_dataset(folder, choice, address, enough)
+    chosen = choose(listing.sizes, address.path, _front_matter(card), place)
+    return _local_dataset(folder, chosen, address, enough)
 
 
 def _has_card(address: Address, listing: Listing) -> bool:
@@ -452,20 +424,18 @@ def _has_card(address: Address, listing: Listing) -> bool:
     return not address.path and 0 < listing.sizes.get(_CARD, 0) <= _MAX_CARD_BYTES
 
 
-def _local_dataset(folder: Path, choice: Choice, address: Address, enough: Enough | None) -> Dataset:
+def _local_dataset(folder: Path, names: list[str], address: Address, enough: Enough | None) -> Dataset:
     """Return the dataset with the selected files in `folder`. Raise UserError if a file is missing."""
-    words = f"{address.name}@{folder.name[:7]}, {choice.words}"
-    names = sorted(choice.files)
     if enough is None:
         _require_local(folder, names, address)
-        return Dataset(tuple(folder / name for name in names), folder.name, words)
+        return Dataset(tuple(folder / name for name in names), folder.name)
     found: list[Path] = []
     for name in names:
         _require_local(folder, [name], address)
         found.append(folder / name)
         if enough(found):
             break
-    return Dataset(tuple(found), folder.name, words)
+    return Dataset(tuple(found), folder.name)
 
 
 def _require_local(folder: Path, names: list[str], address: Address) -> None:

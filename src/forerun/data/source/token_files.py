@@ -328,7 +328,8 @@ def rows(file: File, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
     number = 0
     try:
         index = open_index(file)
-        if not index.documents and not _says_empty(file):
+        # datatrove writes files without tokens for empty shards, and their metadata says so.
+        if not index.documents and not (file.kind == "datatrove" and _metadata(file)[2] == 0):
             raise no_rows(file)
         stop = min(piece.stop, index.documents)
         for start in range(piece.start, stop, _INDEX_DOCUMENTS):
@@ -378,8 +379,3 @@ def _mask(file: File, start: int, stop: int) -> NDArray[np.uint8]:
     if (found > 1).any():
         raise inconsistent(file.name, "a value is neither 0 nor 1")
     return found
-
-
-def _says_empty(file: File) -> bool:
-    """Return whether the metadata says that the file has no tokens. datatrove writes such files for empty shards."""
-    return file.kind == "datatrove" and _metadata(file)[2] == 0

@@ -353,14 +353,12 @@ class _Build:
                 break
             beginning.append(one)
             try:
-                if one.number >= unit.number and self._faulty(one):
+                summary = self._summaries[one.number]
+                if one.number >= unit.number and (summary["bad"] or summary["bad_files"]):
                     self._limits.check(self._store, self._in_order(beginning), whole=False)
             except UserError as error:
                 self._fail(one, engine, error)
                 return
-
-    def _faulty(self, unit: Unit) -> bool:
-        return bool(self._summaries[unit.number]["bad"] or self._summaries[unit.number]["bad_files"])
 
     def _in_order(self, units: Sequence[Unit]) -> list[dict[str, Any]]:
         return [self._summaries[unit.number] for unit in units]

@@ -161,7 +161,9 @@ def require_node(shipment: Shipment) -> None:
             why=problem,
             fix="use a bucket, data.store=gs://BUCKET/tokens or s3://BUCKET/tokens, or a folder that all nodes share",
         )
-    for file in _some(Source.from_json(shipment.task["source"]).files):
+    files = Source.from_json(shipment.task["source"]).files
+    checked = min(len(files), FILES_CHECKED)  # evenly distributed
+    for file in (files[number * len(files) // checked] for number in range(checked)):
         if problem := _file_problem(file, shipment.folder):
             raise UserError(
                 "E-DATA-199",
@@ -190,12 +192,6 @@ def _file_problem(file: File, folder: str) -> str | None:
             return None
     except UserError as error:
         return error.why
-
-
-def _some(files: tuple[File, ...]) -> list[File]:
-    """Return at most FILES_CHECKED files, evenly distributed."""
-    count = min(len(files), FILES_CHECKED)
-    return [files[number * len(files) // count] for number in range(count)]
 
 
 def _holds(path: str, content: bytes) -> bool:
@@ -392,7 +388,7 @@ class RayEngine:
             try:
                 problem = self._ray.get(one)
             except self._ray.exceptions.RayError as error:
-                if _is_missing(error):
+                if "No module named" in str(error) or "failed to import" in str(error):
                     raise UserError(
                         "E-DATA-196",
                         f"node {checks[one]['NodeManagerHostname']} cannot import forerun",
@@ -473,11 +469,6 @@ def _connect(ray: Any, address: str) -> None:
     finally:
         if is_main and before is not None:
             signal.signal(signal.SIGTERM, before)
-
-
-def _is_missing(error: Exception) -> bool:
-    """Return whether a task failed because its code could not be imported on the node."""
-    return "No module named" in str(error) or "failed to import" in str(error)
 
 
 def _type_and_text(error: Exception) -> str:

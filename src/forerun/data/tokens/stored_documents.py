@@ -256,10 +256,6 @@ class StoredDocuments:
     def _reader(self) -> BlockReader:
         return self.reader or BlockReader(self.folder)
 
-    @cached_property
-    def _are_offsets_whole(self) -> bool:
-        return 8 * (len(self) + len(self.units)) <= ALL_OFFSETS_BYTES
-
     def _open(self, unit: dict[str, Any]) -> _Unit:
         about = unit["sides"][self.side]
         if not self.folder.is_local:
@@ -286,7 +282,8 @@ class StoredDocuments:
             return BucketArray(self._reader, f"{home}/{name}", dtype, count, unit["blocks"][name], **options)
 
         kept = self.extent_tokens > 0 and self._reader.cache is None
-        whole = self._are_offsets_whole and 8 * count <= WHOLE_OFFSETS_BYTES
+        all_bytes = 8 * (len(self) + len(self.units))
+        whole = all_bytes <= ALL_OFFSETS_BYTES and 8 * count <= WHOLE_OFFSETS_BYTES
         offsets = array("offsets", np.int64, count, is_kept=True, is_whole=whole, ends=(0, about["tokens"]))
         bits = None
         if about["learned"] < about["tokens"]:

@@ -77,13 +77,10 @@ def publish(written: Path, store: Folder, name: str, summary: str) -> None:
     if unit.read_many([summary]) == [None]:
         others = sorted(file.name for file in written.iterdir() if file.name != summary)
         for file in [*others, summary]:
-            _create_or_compare(unit, file, (written / file).read_bytes())
+            content = (written / file).read_bytes()
+            if not unit.create(file, content) and not _is_equal(unit, file, content):
+                unit.replace(file, content)
     shutil.rmtree(written)
-
-
-def _create_or_compare(unit: Folder, file: str, content: bytes) -> None:
-    if not unit.create(file, content) and not _is_equal(unit, file, content):
-        unit.replace(file, content)
 
 
 def _is_equal(unit: Folder, file: str, content: bytes) -> bool:

@@ -206,7 +206,13 @@ def main() -> None:
     while True:
         unit = Unit.from_json(json.loads(lines.get()))
         try:
-            work = work or _task_of(task)
+            work = work or TokenizeTask(
+                Source.from_json(task["source"]),
+                Recipe.from_json(task["recipe"]),
+                folder_at(task["store"]),
+                rows_stop=task["rows_stop"],
+                files_stop=task["files_stop"],
+            )
         except UserError as error:
             print(json.dumps(_error_message(error)), file=out)
             continue
@@ -218,13 +224,6 @@ def main() -> None:
             continue
         for answer in answers(work, unit):
             print(json.dumps(answer), file=out)
-
-
-def _task_of(task: dict[str, Any]) -> TokenizeTask:
-    source, recipe = Source.from_json(task["source"]), Recipe.from_json(task["recipe"])
-    return TokenizeTask(
-        source, recipe, folder_at(task["store"]), rows_stop=task["rows_stop"], files_stop=task["files_stop"]
-    )
 
 
 def _listen(lines: queue.SimpleQueue[str]) -> None:

@@ -47,13 +47,13 @@ CHATML = (
 Message = Mapping[str, Any]
 
 
-def chat_template(folder: Path, name: str = DEFAULT) -> str | None:
+def chat_template(folder: Path) -> str | None:
     """Return the chat template of a checkpoint, or None if it has none.
 
     The default template is in chat_template.jinja, or else in tokenizer_config.json, which may have several.
     """
     file = folder / TEMPLATE_NAME
-    if name == DEFAULT and os.path.lexists(file):
+    if os.path.lexists(file):
         return _read(file, roots_of(folder))
     config = folder / CONFIG_NAME
     if not os.path.lexists(config):
@@ -61,12 +61,13 @@ def chat_template(folder: Path, name: str = DEFAULT) -> str | None:
     found = read_json(config, roots=roots_of(folder)).get("chat_template")
     if found is None or isinstance(found, str):
         return found
-    named = {entry.get("name"): entry.get("template") for entry in found} if _is_list_of_objects(found) else {}
-    template = named.get(name)
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    named = {entry.get("name"): entry.get("template") for entry in entries}
+    template = named.get(DEFAULT)
     if not isinstance(template, str):
         raise UserError(
             "E-HUB-001",
-            f"{config} has no chat template named {name!r}",
+            f"{config} has no chat template named {DEFAULT!r}",
             why=f"its templates are {', '.join(shown(str(known)) for known in named) or 'not readable'}",
             fix=f"write the template to {file}",
         )
@@ -329,10 +330,6 @@ def _too_much(why: str, origin: str | None) -> UserError:
         why=f"{why}; no legitimate template needs that",
         fix=f"do not trust this checkpoint, or put your own template into {TEMPLATE_NAME} in a copy of its folder",
     )
-
-
-def _is_list_of_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def _read(path: Path, roots: tuple[Path, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,9 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from forerun.checkpoint.reader import chosen_step
+from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
+from forerun.files import atomic_write, read_regular
+from forerun.hardware.prices import cheapest
+from forerun.hub.names import is_folder
 from forerun.hub.safetensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.methods.method import run_specs
@@ -24,27 +29,29 @@ from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
 from forerun.models.keys import leaves_of
-from forerun.models.pretrained import read_snapshot
+from forerun.models.model_facts import model_for, read_snapshot
 from forerun.models.quantization_config import QUANTIZATION
-from forerun.models.registry import model_for
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.job_corpus import own_tokenizer_files
-from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.model_code import use_code_of
 from forerun.run_folder.run_folder import RunFolder, require_run
+from forerun.safe_text import redact
+from forerun.track.metrics import read_metrics
 from forerun.trained_model.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
 from forerun.trained_model.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
 from forerun.trained_model.peft_folder import write_adapter
-from forerun.verbs.export.card import public_name, write_card
+from forerun.units import MIB
 from forerun.verbs.export.custom import add_usage, write_custom
 from forerun.verbs.export.folder import reserved, unfinished
 from forerun.verbs.export.gguf import add_gguf, require_gguf_form
 from forerun.verbs.export.result import Export, ExportForm
 from forerun.weights_io import documents
 from forerun.weights_io.adapter import adapters_of, new_rows_of
+from forerun.weights_io.card import CURVE, ModelCard, card, curve
 from forerun.weights_io.match import Stacked, matches
 from forerun.weights_io.packed import float_dtypes, opened_snapshot, section_of, write_packed, write_scales
 from forerun.weights_io.read import read_params
@@ -138,7 +145,7 @@ def _export_model(run: RunFolder, resolved: ResolvedJob, target: Path, form: Exp
         documents.write_json(part / "config.json", content | section)
         write_words(job, base, tokenizer, chat, part)
         if base is not None and family.wrapper is not None:
-            documents.copy_processors(base, part)
+            documents.copy_files(base.processor_files, part)
         reporter.info("reading it back and comparing")
         proof = _proof(part, resolved, family, params, tokenizer, mesh, base, trained)
         if base is not None and others is not None:
@@ -239,13 +246,14 @@ def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: Cha
     """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
     given, own, end = job.data.tokenizer, own_tokenizer_files(job.data), int(tokenizer.eos)
     if own is not None:
-        documents.copy_tokenizer(own, folder)
+        documents.copy_files(own.tokenizer_files, folder)
         documents.complete_tokenizer(folder, end)
     elif base is not None and given is None:
-        documents.copy_tokenizer(base, folder)
+        documents.copy_files(base.tokenizer_files, folder)
     else:
         documents.write_tokenizer(tokenizer_path(given) if given and given != "bytes" else None, folder, end)
-    generation = documents.generation_json(base.json("generation_config.json") if base else None, end)
+    of_base = base.json("generation_config.json") if base else None
+    generation: dict[str, Any] = {"eos_token_id": end} if of_base is None else dict(of_base)
     if job.model.added_tokens:
         documents.replace_tokenizer(Path(tokenizer.path), folder)
     if own is not None:
@@ -420,3 +428,62 @@ def surely_moved(resolved: ResolvedJob, params: Any) -> set[str] | None:
     if resolved.job.method.trains_adapters:
         return set() if kept else rounded
     return set(leaves_of(resolved.model.specs())) - rounded if kept else None
+
+
+# ---- Model card ----
+
+
+def write_card(
+    folder: Path, run: RunFolder, job: Job, base: Snapshot | None, proof: str, library: str = "transformers"
+) -> None:
+    """Write the model card and the loss curve of an exported run."""
+    summary = json.loads(read_regular(run.summary, MIB)) if run.summary.exists() else {}
+    taken = [line for line in read_metrics(run.metrics) if line.get("loss") is not None]
+    losses = [(int(line["step"]), float(line["loss"])) for line in taken]
+    counted = {"steps": losses[-1][0] if losses else 0, "tokens": 0, "parameters": 0, **summary}
+    story = ModelCard(
+        name=job.name,
+        base=public_name(job.model.name or "") if base else None,
+        revision=base.revision if base else None,
+        job=_as_written(job),
+        data=[Path(redact(part.path)).name for part in job.data.parts.values()],
+        sequence=job.sequence,
+        summary=counted,
+        losses=losses,
+        cost=_cost(counted),
+        proof=proof,
+        library=library,
+    )
+    atomic_write(folder / CURVE, curve(losses, counted.get("loss_unit", "nats per token")))
+    atomic_write(folder / "README.md", card(story))
+
+
+def _as_written(job: Job) -> str:
+    """Return the values that differ from their defaults, without paths of this machine."""
+    given = job.data.model_dump(include={"path", "tokenizer", "chat_template"})
+    data = {name: value and public_name(value) for name, value in given.items()}
+    mixture = {
+        name: part.model_copy(update={"path": public_name(part.path)}) for name, part in job.data.mixture.items()
+    }
+    public = {
+        "model": job.model.model_copy(update={"name": job.model.name and public_name(job.model.name)}),
+        "data": job.data.model_copy(update={**data, "mixture": mixture, "store": None}),
+        "runs": type(job).model_fields["runs"].default,
+    }
+    start = job.method.initial_adapter
+    return dump(job.model_copy(update=public).with_initial_adapter(start and public_name(start)), defaults=False)
+
+
+def public_name(name: str) -> str:
+    """Return the name of a model without the folders of this machine."""
+    return Path(name).name if is_folder(name) else name
+
+
+def _cost(summary: dict[str, Any]) -> str:
+    """Return the measured hours times the list price as text, if a price is known."""
+    device, seconds = summary.get("device") or {}, summary.get("train_seconds")
+    price = cheapest(device["chip"], hosts=1) if device.get("chip") and seconds else None
+    if price is None or not seconds:
+        return "no price is known for this device"
+    usd = seconds / 3600 * device["count"] * price.usd_per_chip_hour_on_demand
+    return f"${usd:,.2f} at the list price of {price.date} in {price.place}, on demand"

@@ -12,11 +12,9 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.reporter import Reporter
 from forerun.units import Seconds
-from forerun.verbs.sweep.device_shares import DeviceShare, device_shares, host_devices
 from forerun.verbs.sweep.grid import SweepGrid, SweepRun, folder_of_sweep, read_grid, runs_of
-from forerun.verbs.sweep.results import SweepResults, results_of
-from forerun.verbs.sweep.runner import SweepRunner
-from forerun.verbs.sweep.sweep_file import SweepFile
+from forerun.verbs.sweep.runner import DeviceShare, SweepRunner, device_shares, host_devices
+from forerun.verbs.sweep.sweep_file import SweepFile, SweepResults, results_of
 
 # Keys that do not change the compiled step, besides the arguments of the program (`forerun.program.schedule`).
 OUTSIDE_THE_STEP = (

@@ -17,8 +17,8 @@ from forerun.verbs.train import Run, open_run
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
-    from forerun.verbs.sweep.results import SweepResults
     from forerun.verbs.sweep.run_sweep import PreparedSweep
+    from forerun.verbs.sweep.sweep_file import SweepResults
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from recorded_cloud import ListedProvider, RecordedCloud, act, started
 
-from forerun.cli.cloud import connection, down, logs, ps, stop
+from forerun.cli.cloud import connection, end_runs, show_runs
 from forerun.cli.main import main
 from forerun.cloud.provider import CloudUnavailable, Resource
 from forerun.cloud.record.entries import EndEntry, FinishEntry, StopEntry
@@ -27,7 +27,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedCloud:
     monkeypatch.setattr("os.fsync", lambda file: None)  # most of the time of these tests
     found, controller = started(tmp_path / "quick")
     act(found, controller, 300)
-    for module in (down, logs, stop):
+    for module in (end_runs, show_runs):
         monkeypatch.setattr(module, "time", SimulatedTime(found))
     use(monkeypatch, ListedProvider(found))
     return found
@@ -51,9 +51,9 @@ class SimulatedTime:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *providers: ListedProvider) -> None:
-    for module in (connection, down, ps):
+    for module in (connection, end_runs, show_runs):
         monkeypatch.setattr(module, "providers_of", lambda args: providers)
-    monkeypatch.setattr(stop, "providers_of_run", lambda args, snapshot: {one.name: one for one in providers})
+    monkeypatch.setattr(end_runs, "providers_of_run", lambda args, snapshot: {one.name: one for one in providers})
 
 
 def rows(capsys: Capture) -> Any:
@@ -161,7 +161,7 @@ def test_down_all_finds_what_a_late_request_creates(
             return
         cloud.slices[key] = late
 
-    monkeypatch.setattr(down, "time", SimulatedTime(cloud, appear))
+    monkeypatch.setattr(end_runs, "time", SimulatedTime(cloud, appear))
     assert main(["down", "--all", "--yes"]) == 0
     assert cloud.slices == {}
 
@@ -234,7 +234,7 @@ def test_logs_follow_attempts_and_outages_until_the_end(
 
     files.add_log(1, 0, 0, b"first 0\n")
     cloud.slices.clear()
-    monkeypatch.setattr(logs, "time", SimulatedTime(cloud, live))
+    monkeypatch.setattr(show_runs, "time", SimulatedTime(cloud, live))
     assert main(["logs", str(cloud.folder)]) == 0
     printed = capsys.readouterr()
     assert printed.out.split("\n")[:-1] == [f"first {n}" for n in range(8)] + [f"second {n}" for n in range(8, 20)]

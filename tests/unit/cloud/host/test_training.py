@@ -7,7 +7,7 @@ import sys
 
 from forerun.cloud.host.training import planned_program, program_note
 from forerun.cloud.record.entries import Option
-from forerun.report.program_differences import ProgramFacts
+from forerun.report.differences import ProgramFacts
 
 OPTION = Option("tpu", "v6e-8", "us-east5-b", "spot", 1, 21.6, program="aaaaaaaaaaaa")
 

@@ -16,8 +16,8 @@ from recorded_cloud import ListedProvider
 from rich.console import Console
 from simulated_cloud import SimulatedCloud, SimulatedSlice
 
-from forerun.cli.cloud import down
-from forerun.cli.cloud.ps import table
+from forerun.cli.cloud import end_runs as down
+from forerun.cli.cloud.show_runs import table
 from forerun.cli.main import main
 from forerun.cloud import labels
 from forerun.cloud.provider import SliceRequest, SliceState
@@ -215,7 +215,7 @@ def test_a_table_that_cannot_be_shown_does_not_stop_down(
     def broken(*arguments: Any) -> Any:
         raise KeyError("broken")
 
-    monkeypatch.setattr("forerun.cli.cloud.ps.table", broken)
+    monkeypatch.setattr("forerun.cli.cloud.show_runs.table", broken)
     monkeypatch.setattr(down, "providers_of", lambda arguments: (ListedProvider(cloud),))
     monkeypatch.setattr(down, "LATE_SECONDS", 0.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))

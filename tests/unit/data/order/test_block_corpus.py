@@ -16,7 +16,7 @@ from forerun.data.tokenizer import ByteTokenizer
 from forerun.errors import UserError
 from forerun.hardware.object_storage import BlockSizes
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.preflight import require_same_data
+from forerun.run.restore import require_same_data
 
 SEQUENCE, SIZES = 8, BlockSizes(4, 16)
 

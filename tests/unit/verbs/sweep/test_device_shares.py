@@ -10,7 +10,7 @@ from error_assertions import assert_error
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.verbs.sweep.device_shares import HostDevices, device_shares, host_devices
+from forerun.verbs.sweep.runner import HostDevices, device_shares, host_devices
 
 
 def job(device: str = "auto") -> Job:

@@ -8,10 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from forerun.verbs.sweep.charts import axis_chart, loss_chart, numeric_axes
-from forerun.verbs.sweep.report import markdown, page, print_table, write_report
-from forerun.verbs.sweep.results import LOSS, VALIDATION, RunResult, SweepResults
+from forerun.verbs.sweep.report import axis_chart, loss_chart, markdown, numeric_axes, page, print_table, write_report
 from forerun.verbs.sweep.run_sweep import PreparedSweep, prepare
+from forerun.verbs.sweep.sweep_file import LOSS, VALIDATION, RunResult, SweepResults
 
 RATES = (1e-5, 3e-5, 1e-4)
 

@@ -19,11 +19,9 @@ from recording_reporter import RecordingReporter
 
 from forerun.errors import UserError
 from forerun.verbs.sweep import runner as runner_module
-from forerun.verbs.sweep.device_shares import DeviceShare
-from forerun.verbs.sweep.results import SweepResults
 from forerun.verbs.sweep.run_sweep import PreparedSweep, prepare, require_success
-from forerun.verbs.sweep.runner import SweepRunner, last_error
-from forerun.verbs.sweep.sweep_file import SweepFile
+from forerun.verbs.sweep.runner import DeviceShare, SweepRunner, last_error
+from forerun.verbs.sweep.sweep_file import SweepFile, SweepResults
 
 JOB = "model: {layers: 1, embed: 16, heads: 2}\ndata: text\nsteps: 4\nbatch: 2\nsequence: 8\n"
 # A run of seed N ends with the exit code in the file `codes`, or waits for a signal if the code is "wait".

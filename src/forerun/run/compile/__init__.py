@@ -1,1 +1,0 @@
-"""The compiled step of a run: its compilation, its cache, and times of earlier compilations."""

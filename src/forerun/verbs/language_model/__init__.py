@@ -1,1 +1,0 @@
-"""Models for `forerun generate`, `chat` and `eval`."""

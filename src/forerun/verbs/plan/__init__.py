@@ -1,1 +1,0 @@
-"""`forerun plan` and `forerun plan --search`."""

@@ -1,1 +1,0 @@
-"""`forerun tokenizer`."""

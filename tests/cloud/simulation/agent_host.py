@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recording_reporter import CallingReporter
-
 from forerun.cloud.host import agent as agent_module
 from forerun.cloud.host.agent import Agent
 from forerun.cloud.host.settings import HostLayout, read_settings
 from forerun.cloud.host.training import ServiceState, TrainProgress
 from forerun.cloud.record.run_files import RunFiles
 from simulation.bucket import BucketFolder
+from simulation.events import TraceReporter
 from simulation.process import Killed, Process
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ class AgentHost:
             self.index,
             context.provider(self.process),
             lambda: self.notice,
-            CallingReporter(lambda text: context.world.note(f"{self.process.name}: {text}")),
+            TraceReporter(context.world, self.process.name),
             wall=self.wall,
             monotonic=self.monotonic,
             service=self,

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from recording_reporter import CallingReporter
-
 from forerun.cloud import labels
 from forerun.cloud.control.actions import Action, EndRun
 from forerun.cloud.control.begin import begin_run, with_cap
@@ -25,6 +23,7 @@ from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 from simulation.bucket import FOLDER, BucketFolder
+from simulation.events import TraceReporter
 from simulation.guest import Delivery
 from simulation.machines import Machine
 from simulation.process import Killed, Process, Suspended
@@ -254,7 +253,7 @@ class KeeperProcess(ControllerProcess):
                 settings,
                 providers,
                 Delivery(simulation.context, self.process),
-                CallingReporter(lambda text: simulation.world.note(f"keeper: {text}")),
+                TraceReporter(simulation.world, "keeper"),
                 sleep,
                 files,
             )

@@ -17,7 +17,7 @@ from test_plugin_models import product_flops
 
 from forerun.config.load import load
 from forerun.models.base import Model
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
 from forerun.planner.time.prediction import GUESSED_LOOP
 from forerun.reporter import LineReporter

@@ -23,7 +23,7 @@ from command_process import planned_slices
 from forerun.config.load import load
 from forerun.config.schema import Job, Remat
 from forerun.models.base import Model
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
 from forerun.nn.spec import initial
 from forerun.reporter import LineReporter, StepView

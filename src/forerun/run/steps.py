@@ -97,7 +97,6 @@ class StepPipeline:
 
         The state is the one before the rejected step: neither that step nor those behind it changed it.
         """
-        assert self.state.watch is not None
         self.state = replace(self.state, watch=released(self.state.watch, disarmed=disarmed))
         steps = [step for step, _ in self._in_flight]
         self._in_flight.clear()

@@ -20,8 +20,7 @@ from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.methods.lora import LoraTransform
-from forerun.models.model_facts import ModelFacts
-from forerun.models.registry import model_of
+from forerun.models.model_facts import ModelFacts, model_of
 from forerun.nn import spec
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import Dense

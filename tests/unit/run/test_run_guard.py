@@ -348,7 +348,7 @@ def test_resumed_right_after_a_skip(rig: Rig, tmp_path: Path) -> None:
     state, _ = run(rig, dict.fromkeys(bad, not_a_number), state=state, first=6, guard=again)
     whole, _ = run(rig, dict.fromkeys(bad, not_a_number))
     assert same(state, rig.expected(bad))
-    assert np.array_equal(state.watch.norms, whole.watch.norms)  # type: ignore[union-attr]
+    assert np.array_equal(state.watch.norms, whole.watch.norms)
     assert list(again.skips.known) == [6, 9]
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Readout
-from forerun.objectives.chunked import Rule, chunked
 from forerun.objectives.distil import (
     HIDDEN,
     IDS,
@@ -22,6 +21,8 @@ from forerun.objectives.distil import (
     VALUES,
     CachedTeacherLoss,
     LiveTeacherLoss,
+    Rule,
+    chunked,
     sampled,
 )
 from forerun.program.build import make_mesh

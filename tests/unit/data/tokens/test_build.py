@@ -24,7 +24,7 @@ from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import unit, worker_pool
 from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
-from forerun.data.tokens.store import INDEX, TokenStore, open_store
+from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
 from forerun.errors import UserError
 from forerun.hub.chat.template import CHATML
 
@@ -81,7 +81,9 @@ def expected(given: list[dict[str, str]], *, kept: bool) -> InMemory:
 
 def test_what_is_read_is_what_the_tokenizer_gives(source: Source, recipe: Recipe, tmp_path: Path) -> None:
     told: list[BuildProgress] = []
-    store = open_store(build(source, recipe, tmp_path / "s", workers=2, on_unit=told.append), verify=True)
+    folder = build(source, recipe, tmp_path / "s", workers=2, on_unit=told.append)
+    check(folder)
+    store = open_store(folder)
     given = rows(60) + rows(40, seed=1)
     assert len(store.train.units) > 5
     assert store.validation is not None

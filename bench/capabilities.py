@@ -44,7 +44,7 @@ CAPABILITIES = (
     Capability(
         "small models without a loop",
         "#small-models-without-a-loop",
-        ("tests/contract/test_equalities.py", "tests/unit/planner/compile/test_unrolling.py"),
+        ("tests/contract/test_equalities.py", "tests/unit/planner/compile/test_fit_result.py"),
         (
             Example("scale", "qwen3-0.6b", "v5e-8", ("remat=none", "unroll=auto")),
             Example("scale", "smollm2-135m", "v5e-1", ("remat=none", "unroll=auto")),
@@ -106,7 +106,7 @@ CAPABILITIES = (
     Capability(
         "matmuls with 8 bits",
         "how-to/eight-bit.md",
-        ("tests/unit/program/test_eight_bit_step.py", "tests/unit/nn/test_eight_bit_product.py"),
+        ("tests/unit/program/test_eight_bit_step.py", "tests/unit/nn/weights/test_eight_bit.py"),
         (
             Example("eight_bit_plan", "llama3.1-8b", "v6e-8", (KEEP,), "bfloat16"),
             Example("eight_bit_plan", "llama3.1-8b", "v6e-8", (KEEP,), "int8"),

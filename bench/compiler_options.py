@@ -141,8 +141,8 @@ def compiled(case: Case, options: dict[str, Any]) -> dict[str, Any]:
 
     compiler.parse = keep  # type: ignore[attr-defined]
     answer = compiler.ask(case.question(options), threading.Event(), lambda phase: None)
-    content = {"fits": answer.accepted, "peak_bytes": answer.memory.peak_bytes, "flops": answer.flops_per_step}
-    content |= {"mesh": answer.mesh, "tokens": answer.tokens_per_step, "program": kept[-1] if answer.accepted else ""}
+    content = {"fits": answer.fits, "peak_bytes": answer.memory.peak_bytes, "flops": answer.flops_per_step}
+    content |= {"mesh": answer.mesh, "tokens": answer.tokens_per_step, "program": kept[-1] if answer.fits else ""}
     CACHE.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(content).encode(), 3))
     return content

@@ -34,7 +34,7 @@ def compare(job_name: str, machine: str, overrides: list[str], folder: Path) -> 
     from forerun.config.load import load
     from forerun.planner.compile.request import requests_of, slices_named
     from forerun.planner.compile.worker import argument_groups, limited_memory, program_for
-    from forerun.planner.memory.memory_report import memory_report
+    from forerun.planner.memory import memory_report
     from forerun.resolve.resolved_job import ResolvedJob
 
     job = load(HERE / "jobs" / f"{job_name}.yaml", overrides).job

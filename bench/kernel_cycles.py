@@ -5,7 +5,7 @@ python bench/kernel_cycles.py v5e v5p          # only these chips
 
 Compiles the forward and the backward kernels of `nn/attention.py` alone, with the libtpu package and without a TPU, and
 lets the compiler dump the bundles of each kernel. One bundle takes one cycle. Writes bench/results/kernel_cycles.json,
-from which the table of src/forerun/planner/time/splash_cycles.py is copied.
+from which the table of src/forerun/planner/time/splash_cost.py is copied.
 
 A kernel is a loop over blocks of queries and keys. Its parts are regions of the dumped code:
 - main: the region with nearly all matrix multiplications, run for blocks that the causal mask does not exclude;

@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from forerun.config.load import load
-from forerun.planner.compile.compile_progress import CompileProgress
-from forerun.planner.compile.pool import answers
+from forerun.planner.compile.pool import CompileProgress, answers
 from forerun.planner.compile.request import requests_of, slices_named
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.report.table import print_table
-from forerun.planner.search.row_order import in_order, order_note
+from forerun.planner.search.ranking import in_order, order_note
 from forerun.resolve.resolved_job import ResolvedJob
 
 HERE = Path(__file__).resolve().parent

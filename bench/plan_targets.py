@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.config.load import load
-from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.compiler import verdict
 from forerun.planner.compile.request import CompileRequest, requests_of, slices_named
 from forerun.planner.report.plan_json import as_json
 from forerun.resolve.resolved_job import ResolvedJob

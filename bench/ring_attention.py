@@ -49,7 +49,7 @@ from forerun.planner.compile.compiler import DUMP_FLAGS
 from forerun.planner.compile.dump import SCHEDULED, copy_dump
 from forerun.planner.compile.installed_compilers import compile_only_topology
 from forerun.planner.hlo import Computation, Instruction, Module, parse
-from forerun.planner.memory.memory_report import Unreadable, memory_report, newest
+from forerun.planner.memory import Unreadable, memory_report, newest
 from forerun.planner.time import simulation, splash_cost
 from forerun.planner.time.prediction import step_time
 from forerun.program.build import make_mesh

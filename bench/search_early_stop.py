@@ -29,8 +29,7 @@ from search_quality import usd_per_hour
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.planner.compile.compiler import CompilerFailure
-from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.compiler import CompilerFailure, verdict
 from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of

@@ -16,7 +16,6 @@ import lzma
 import os
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +28,8 @@ from typing import Any
 from search_quality import possible_candidates
 
 from forerun.config.schema import Job
-from forerun.planner.compile.compiler import CompilerFailure
-from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.compiler import CompilerFailure, verdict
+from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.hlo import Module
 from forerun.planner.search.outcome import Exploration
@@ -96,12 +95,14 @@ def answer_of(space: Space, one: Candidate, folder: Path, *, again: bool) -> Ans
             answer = with_new_time(answer, module)
             write(path, answer, module)
         return answer
-    kept: list[Module] = []
     try:
-        answer = verdict(one.question(space.resolved), threading.Event(), keep=kept.append)
+        result = verdict(one.question(space.resolved))
     except CompilerFailure as failure:
         answer = str(failure).splitlines()[0][:200]
-    write(path, answer, kept[0] if kept else None)
+        write(path, answer, None)
+        return answer
+    answer = replace(result, module=None)
+    write(path, answer, result.module)
     return answer
 
 

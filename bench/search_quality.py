@@ -24,8 +24,7 @@ from typing import Any
 from forerun.config.schema import Job
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
-from forerun.planner.compile.compiler import CompilerFailure
-from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.compiler import CompilerFailure, verdict
 from forerun.planner.search.space import MANY_COPIES, SPLIT, Bounds, Candidate, Space, space_of
 from forerun.planner.search.strategy import GOALS, Goal, Outcome, Strategy, TimeAndCost
 from forerun.resolve.resolved_job import ResolvedJob

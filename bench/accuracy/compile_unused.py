@@ -62,11 +62,11 @@ def compile_run(run: Run) -> dict[str, Any]:
     except (UserError, compiler.CompilerFailure) as error:
         return {**row, "fits": None, "failure": str(error)[:500]}
     text = predict._here.scheduled
-    row |= {"fits": answer.accepted, "program": answer.program, "mesh": answer.mesh}
+    row |= {"fits": answer.fits, "program": answer.program, "mesh": answer.mesh}
     row |= {"hbm_peak_bytes": answer.memory.peak_bytes, "flops_per_step": answer.flops_per_step}
     row |= {"recomputed_by_compiler": recomputed_by_compiler(text)}
     row |= {"compile_seconds": round(time.perf_counter() - started, 1)}
-    if answer.accepted:
+    if answer.fits:
         scheduled_path(run).write_bytes(gzip.compress(text.encode(), 3))
     return row
 

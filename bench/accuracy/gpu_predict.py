@@ -78,7 +78,7 @@ def _compile(run: Run) -> dict[str, Any]:
     except (UserError, compiler.CompilerFailure) as error:
         return {**row, "fits": None, "failure": str(error)[:500]}
     text = _texts[-1]
-    row |= {"fits": answer.accepted, "program": answer.program, "mesh": answer.mesh}
+    row |= {"fits": answer.fits, "program": answer.program, "mesh": answer.mesh}
     row |= {"peak_bytes": answer.memory.peak_bytes, "flops_per_step": answer.flops_per_step}
     row |= {"recomputed_by_compiler": recomputed_by_compiler(text)}
     row |= {"cudnn_attention": text.count("__cudnn$fmha"), "compile_seconds": round(time.perf_counter() - started, 1)}

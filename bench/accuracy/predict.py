@@ -111,7 +111,7 @@ def predict(run: Run) -> dict[str, Any]:
             return predict(run)
     except (UserError, compiler.CompilerFailure) as error:
         return {**row, "fits": None, "failure": str(error)[:500]}
-    row |= {"fits": answer.accepted, "program": answer.program, "mesh": answer.mesh}
+    row |= {"fits": answer.fits, "program": answer.program, "mesh": answer.mesh}
     row |= {"hbm_peak_bytes": answer.memory.peak_bytes, "flops_per_step": answer.flops_per_step}
     row |= {"compile_seconds": round(time.perf_counter() - started, 1)}
     if answer.step:

@@ -25,8 +25,8 @@ from runs import Run, runs
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time, tpu_simulation
+from forerun.planner.time.step_time import SCALE, RangeTerm, TimeRange, time_range
 from forerun.planner.time.tpu_range import range_terms
-from forerun.planner.time.uncertainty import SCALE, RangeTerm, TimeRange, time_range
 
 SHARE = 0.88
 STEP = 0.05

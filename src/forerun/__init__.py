@@ -22,7 +22,7 @@ from forerun.version import __version__
 
 if TYPE_CHECKING:
     from forerun.cloud.view.run_rows import CloudRow as CloudRow
-    from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
+    from forerun.config.migration.foreign_file import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.data.vocabulary.split_report import TokenizerReport as TokenizerReport
     from forerun.errors import UserError as UserError
@@ -105,7 +105,7 @@ _MODULES = {
     "forerun.verbs.tokenizer": ("TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
     "forerun.verbs.train": ("Run", "open_run", "train"),
     "forerun.cloud.view.run_rows": ("CloudRow",),
-    "forerun.config.migration.converted_job": ("ConvertedJob",),
+    "forerun.config.migration.foreign_file": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),
     "forerun.watch.run_list": ("RunEntry",),

@@ -32,7 +32,7 @@ def scheduled_program(monkeypatch: pytest.MonkeyPatch) -> ScheduledProgram:
         answer = compiler.ask(
             CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
         )
-        assert answer.accepted
+        assert answer.fits
         return texts[-1]
 
     return program

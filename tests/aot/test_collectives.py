@@ -21,8 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import Instruction, Module, parse
 from forerun.planner.time.chip_model import assumed
-from forerun.planner.time.collectives.collective_cost import CollectiveCost
-from forerun.planner.time.collectives.collective_strategy import stated_strategy
+from forerun.planner.time.collectives.collective_cost import CollectiveCost, stated_strategy
 from forerun.planner.time.collectives.replica_groups import replica_groups
 from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.transfers import is_collective

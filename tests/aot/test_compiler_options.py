@@ -19,7 +19,7 @@ from forerun.resolve.resolved_job import ResolvedJob
 pytestmark = pytest.mark.aot
 
 
-def asked(slice_name: str, **values: Any) -> tuple[CompileRequest, compiler.CompileResult]:
+def asked(slice_name: str, **values: Any) -> tuple[CompileRequest, compiler.FitResult]:
     """Plan a small job on a slice."""
     content = {
         "model": {"layers": 2, "embed": 256, "heads": 2, "head_dim": 128, "vocab": 512},
@@ -40,7 +40,7 @@ def test_the_compiler_accepts_the_options(slice_name: str) -> None:
     kind = device_kind_of(question.slice.chip)
     assert kind is not None
     assert len(compiler_options("tpu", kind, question.mesh_shape()).values) >= 3
-    assert answer.accepted
+    assert answer.fits
 
 
 def test_plan_reports_an_option_that_the_compiler_does_not_know() -> None:

@@ -42,7 +42,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[dump.DumpTexts]:
 def test_every_cut_is_seen(texts: list[dump.DumpTexts], machine: str) -> None:
     question = CompileRequest(ResolvedJob(JOB), slice_named(machine))
     answer = compiler.ask(question, threading.Event(), lambda phase: None)
-    assert answer.accepted
+    assert answer.fits
     whole = texts[-1]
     for part in (field.name for field in fields(whole)):
         lines = getattr(whole, part).splitlines(keepends=True)

@@ -16,12 +16,13 @@ from forerun.config.schema import Job
 from forerun.hardware.devices import DeviceChoice
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
-from forerun.planner.compile.compiler import CompileResult, Stopped
+from forerun.planner.compile.compiler import Stopped
+from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.fork_server import ForkedWorker
 from forerun.planner.compile.installed_compilers import compile_only_topology
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_cache import cached_fit_result
-from forerun.planner.memory.breakdown import PADDING
+from forerun.planner.memory import PADDING
 from forerun.program.build import program_hash
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.run_devices import program_on
@@ -48,18 +49,18 @@ def request(machine: str, job: Job = SMALL) -> CompileRequest:
     return CompileRequest(ResolvedJob(job), slice_named(machine))
 
 
-def asked(machine: str, job: Job = SMALL) -> CompileResult:
+def asked(machine: str, job: Job = SMALL) -> FitResult:
     return compiler.ask(request(machine, job), threading.Event(), lambda phase: None)
 
 
 @pytest.fixture(scope="module")
-def single() -> CompileResult:
+def single() -> FitResult:
     return asked("h100-1")
 
 
-def test_a_small_job_fits_one_gpu(single: CompileResult) -> None:
+def test_a_small_job_fits_one_gpu(single: FitResult) -> None:
     memory = single.memory
-    assert single.accepted
+    assert single.fits
     # float32 weights and two moments of AdamW: three equal parts, and the parameters counted by hand.
     parameters = memory.weights_bytes / 4
     blocks = LAYERS * (EMBED * 4 * 128 * 4 + 2 * EMBED)  # attention and norms; the feed-forward layers come on top
@@ -71,16 +72,16 @@ def test_a_small_job_fits_one_gpu(single: CompileResult) -> None:
     assert single.step is not None
 
 
-def test_the_ledger_adds_up(single: CompileResult) -> None:
+def test_the_ledger_adds_up(single: FitResult) -> None:
     assert sum(single.ledger.values()) == single.memory.peak_bytes
     assert PADDING not in single.ledger, "GPUs have no tiles to fill up"
     gaps = single.ledger.get("gaps between buffers", 0)
     assert 0 <= gaps < 0.02 * single.memory.peak_bytes + MIB
 
 
-def test_eight_gpus_share_the_state(single: CompileResult) -> None:
+def test_eight_gpus_share_the_state(single: FitResult) -> None:
     answer = asked("h100-8")
-    assert answer.accepted
+    assert answer.fits
     assert answer.mesh == "1x8x1"
     assert answer.memory.weights_bytes == pytest.approx(single.memory.weights_bytes / 8, rel=0.05)
     assert sum(answer.ledger.values()) == answer.memory.peak_bytes
@@ -91,13 +92,13 @@ def test_a_job_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     noise: list[str] = []
     own = compiler._with_details
 
-    def kept(answer: CompileResult, folder: Path, question: CompileRequest) -> CompileResult:
+    def kept(answer: FitResult, folder: Path, question: CompileRequest) -> FitResult:
         noise.append((folder / compiler.NOISE).read_text("utf-8", errors="replace"))
         return own(answer, folder, question)
 
     monkeypatch.setattr(compiler, "_with_details", kept)
     answer, limit = asked("4090-1", LARGE), slice_named("4090-1").chip.usable_bytes
-    assert not answer.accepted
+    assert not answer.fits
     assert answer.memory.peak_bytes > limit
     assert answer.step is None
     assert sum(answer.ledger.values()) == answer.memory.peak_bytes
@@ -116,7 +117,7 @@ def trained_on(machine: str) -> Any:
     return program_on(ResolvedJob(SMALL), DeviceChoice("gpu", devices, "for the test"), None)
 
 
-def test_plan_and_train_have_one_program(single: CompileResult) -> None:
+def test_plan_and_train_have_one_program(single: FitResult) -> None:
     command = [sys.executable, __file__, "h100-1"]  # in a new process, as a run is
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.split()[-1] == single.program
@@ -138,14 +139,12 @@ def test_a_cancelled_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_plan_comes_from_the_cache(
-    single: CompileResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_plan_comes_from_the_cache(single: FitResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is asked by the GPU: an A100 with the same topology is compiled, an H100 is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled: list[str] = []
 
-    def remembered(question: CompileRequest, *rest: Any) -> CompileResult:
+    def remembered(question: CompileRequest, *rest: Any) -> FitResult:
         compiled.append(question.slice.name)
         return single
 

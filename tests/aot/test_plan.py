@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_process import run_forerun
 
 from forerun.planner.compile.installed_compilers import GPU
+from forerun.planner.memory import memory_report
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -54,9 +54,7 @@ class Broken(Bigram):
 
 
 def plan(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "forerun", "plan", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
+    return run_forerun("plan", *words, folder=folder)
 
 
 def slices_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -152,7 +150,6 @@ def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
     from forerun.planner.compile import compiler
     from forerun.planner.compile.fork_server import fork_server
     from forerun.planner.compile.request import CompileRequest
-    from forerun.planner.memory.memory_report import memory_report
 
     model = {"layers": 2, "embed": 2048, "heads": 16, "vocab": 8192}
     job = Job.model_validate({"model": model, "data": "x", "batch": 2048, "steps": 9})

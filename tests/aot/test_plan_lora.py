@@ -11,7 +11,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
-from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.compiler import verdict
 from forerun.planner.compile.request import CompileRequest, requests_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
@@ -45,4 +45,4 @@ def test_quantized_bases_compile(slice_name: str, lora: dict[str, object]) -> No
     answer = compiler.ask(
         CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
     )
-    assert answer.accepted
+    assert answer.fits

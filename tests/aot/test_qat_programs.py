@@ -38,4 +38,4 @@ def test_a_job_with_rounded_weights_compiles(slice_name: str, method: dict[str, 
     answer = compiler.ask(
         CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
     )
-    assert answer.accepted
+    assert answer.fits

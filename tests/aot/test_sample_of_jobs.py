@@ -19,7 +19,7 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.pool import answers
 from forerun.planner.compile.request import CompileRequest, requests_of, slices_named
 from forerun.planner.cost.job_cost import Tariff, job_cost_of
-from forerun.planner.report.misfit import does_not_fit
+from forerun.planner.report.remedies import does_not_fit
 from forerun.resolve.job_corpus import with_steps
 from forerun.resolve.resolve_model import resolve_model
 

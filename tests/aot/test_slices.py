@@ -34,7 +34,7 @@ def test_the_parts_of_gradients_cross_once(dtype: str, item_bytes: int) -> None:
         ResolvedJob(Job.model_validate(JOB | {"mesh": {"dcn_dtype": dtype}})), slice_named("2xv5e-8")
     )
     answer = compiler.ask(question, threading.Event(), lambda phase: None)
-    assert (answer.mesh, answer.accepted) == ("2x(1x8x1)", True)
+    assert (answer.mesh, answer.fits) == ("2x(1x8x1)", True)
     assert answer.module is not None
     assert answer.step is not None
     sends = [

@@ -16,7 +16,7 @@ import pytest
 from error_assertions import raises_error
 
 from forerun.config.load import load
-from forerun.config.methods.objective import CustomObjective
+from forerun.config.training_method import CustomObjective
 from forerun.models.base import Readout
 from forerun.objectives.base import custom_objective
 from forerun.objectives.batch import Batch

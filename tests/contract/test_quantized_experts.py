@@ -17,7 +17,7 @@ from test_experts import BATCH, EXPERTS, MODEL, loss
 from test_lora_steps import IDS, our_logits
 
 from forerun.checkpoint.reader import newest_step
-from forerun.config.methods.training_method import Lora
+from forerun.config.training_method import Lora
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.lora import LoraTransform
 from forerun.models.keys import path_text

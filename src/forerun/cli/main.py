@@ -12,8 +12,7 @@ from pathlib import Path
 from forerun import interrupt
 from forerun.cli import commands
 from forerun.cli.arguments import call, load_function
-from forerun.config.addresses import check_arguments
-from forerun.config.protocols import check_options
+from forerun.config.addresses import check_arguments, check_options
 from forerun.errors import DISK_ERRORS, StorageError, UserError, did_you_mean
 from forerun.exit_codes import INTERRUPTED, OUR_BUG, PIPE_CLOSED
 from forerun.memory_limit import out_of_memory, require_address_space

@@ -148,7 +148,7 @@ def _require_known_names(options: dict[str, Any], search: bool) -> None:
 def _require_traceable(file: Path, on: list[str] | None, search: bool) -> None:
     """Raise if no trace can be written, before minutes of compiling."""
     from forerun.planner.compile.request import slices_named
-    from forerun.planner.trace.request import require_one_slice
+    from forerun.planner.trace import require_one_slice
 
     if search:
         raise UserError(

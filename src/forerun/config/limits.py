@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 MAX_LAYERS = 1024  # Llama 3.1 405B has 126
 MAX_WIDTH = 1 << 18  # width of the residual stream; Llama 3.1 405B has 16,384
@@ -31,5 +31,3 @@ Positions = Annotated[int, Field(gt=0, le=MAX_POSITIONS)]
 Theta = Annotated[float, Field(gt=1, le=MAX_THETA)]
 Factor = Annotated[float, Field(gt=0, le=MAX_FACTOR)]
 Epsilon = Annotated[float, Field(gt=0, le=1)]
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]

@@ -280,7 +280,7 @@ def _shown(value: Any) -> str:
 def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given) -> str:
     kinds = {details["type"] for details in errors}
     if "literal_error" in kinds:
-        from forerun.config.aliases import value_alias  # needed for errors only
+        from forerun.config.migration.values import value_alias  # needed for errors only
 
         choices = [choice for details in errors if "expected" in details.get("ctx", {}) for choice in _choices(details)]
         alias = value_alias(_dotted([step for step in path if isinstance(step, str)]), value)

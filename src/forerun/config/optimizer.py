@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from forerun.config.section import Section, about
+from forerun.config.section import AS_TUPLE, Section, about, is_class_path
 from forerun.errors import JobValueError, did_you_mean
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -35,7 +35,7 @@ class Muon(Section):
 class ParamGroup(Section):
     """Parameters with their own learning rate or weight decay. A parameter belongs to the first group that matches."""
 
-    match: str | Annotated[tuple[str, ...], Field(min_length=1)] = about(
+    match: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AS_TUPLE] = about(
         "names of parameters, with wildcards: embed, *norm, q_proj", "no default"
     )
     lr_scale: float = about("factor of the learning rate", "1: the learning rate of the others", 1.0, ge=0)
@@ -45,13 +45,6 @@ class ParamGroup(Section):
     def patterns(self) -> tuple[str, ...]:
         """The names in `match` as a tuple."""
         return (self.match,) if isinstance(self.match, str) else self.match
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("match"), list):
-            return {**value, "match": tuple(value["match"])}
-        return value
 
 
 class Optimizer(Section):
@@ -97,7 +90,7 @@ class Optimizer(Section):
         description="arguments of a custom optimizer",
         json_schema_extra={"reason": "only for module.path:Name"},
     )
-    groups: tuple[Annotated[ParamGroup, Field()], ...] = about(
+    groups: Annotated[tuple[Annotated[ParamGroup, Field()], ...], AS_TUPLE] = about(
         "list of {match, lr_scale, weight_decay}: parameters with their own values",
         "all parameters have the same values",
         (),
@@ -115,8 +108,6 @@ class Optimizer(Section):
         if not isinstance(value, dict):
             return value
         given = dict(value)
-        if isinstance(given.get("groups"), list):
-            given["groups"] = tuple(given["groups"])
         name, schedule = str(given.get("name", ADAMW)), str(given.get("schedule", "cosine"))
         if ":" in name and "lr" not in given:
             raise JobValueError(
@@ -133,10 +124,7 @@ class Optimizer(Section):
     @field_validator("name")
     @classmethod
     def _known_name(cls, name: str) -> str:
-        module, colon, made = name.partition(":")
-        if colon and all(part.isidentifier() for part in (*module.split("."), made)):
-            return name
-        if name in NAMES:
+        if name in NAMES or is_class_path(name):
             return name
         near = _OTHER_NAMES.get(name.lower()) or did_you_mean(name, NAMES)
         fix = f"did you mean {near}?" if near else f"write one of {', '.join(NAMES)}, or your own module.path:Name"

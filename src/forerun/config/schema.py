@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
-from forerun.config.checkpoint import Checkpoint, PositiveInt
-from forerun.config.checkpoint import Guard as Guard
-from forerun.config.checkpoint import Validation as Validation
 from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
-from forerun.config.experts import Experts
-from forerun.config.methods.distil import Distil
-from forerun.config.methods.objective import CustomObjective, require_one_objective
-from forerun.config.methods.preferences import Preferences
-from forerun.config.methods.qat import Qat
-from forerun.config.methods.training_method import Lora, TrainingMethod, require_new_tokens
 from forerun.config.optimizer import Optimizer as Optimizer
-from forerun.config.sample import Sample as Sample
-from forerun.config.section import Section, about, shorthand
-from forerun.config.track import Track
+from forerun.config.run_sections import Checkpoint, Experts, PositiveInt, Track
+from forerun.config.run_sections import Guard as Guard
+from forerun.config.run_sections import Sample as Sample
+from forerun.config.run_sections import Validation as Validation
+from forerun.config.section import AS_TUPLE, Section, Texts, about, is_class_path, shorthand
+from forerun.config.training_method import (
+    CustomObjective,
+    Distil,
+    Lora,
+    Preferences,
+    Qat,
+    TrainingMethod,
+    require_new_tokens,
+    require_one_objective,
+)
 from forerun.errors import JobValueError
 
 Device = Literal["tpu", "gpu", "cpu"]
@@ -72,12 +75,12 @@ class Model(Section):
     rope_theta: limits.Theta | None = about("RoPE base", "named size, else 10000", None)
     rope_scaling: RopeScaling | None = about("Llama-3 RoPE scaling", "from the named size", None)
     norm_eps: limits.Epsilon | None = about("RMSNorm epsilon", "named size, else 1e-6", None)
-    new_tokens: limits.Texts | None = about(
+    new_tokens: Texts | None = about(
         "tokens added to a checkpoint's tokenizer, recognised in any text; their rows of the embedding are trained",
         "none",
         None,
     )
-    new_special_tokens: limits.Texts | None = about(
+    new_special_tokens: Texts | None = about(
         "as new_tokens, but special: a text in the data cannot forge them, a chat template can write them", "none", None
     )
     first_new_token: int | None = about(
@@ -100,8 +103,7 @@ class Model(Section):
     @field_validator("name")
     @classmethod
     def _class_of_a_module(cls, name: str | None) -> str | None:
-        module, colon, made = (name or "").partition(":")
-        if colon and not all(part.isidentifier() for part in (*module.split("."), made)):
+        if name is not None and ":" in name and not is_class_path(name):
             raise JobValueError(
                 "E-JOB-036", f"model.name: {name!r} is not module.path:Class", fix="write for example my_model:Net"
             )
@@ -180,15 +182,8 @@ class Remat(Section):
         "full: the least memory without offloading",
         "full",
     )
-    keep: tuple[str, ...] = about("residuals kept in device memory", "policy named only", ())
-    offload: tuple[str, ...] = about("residuals kept in host memory", "policy named only", ())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: tuple(v) if k in ("keep", "offload") and isinstance(v, list) else v for k, v in value.items()}
-        return value
+    keep: Texts = about("residuals kept in device memory", "policy named only", ())
+    offload: Texts = about("residuals kept in host memory", "policy named only", ())
 
     @model_validator(mode="after")
     def _names(self) -> Remat:
@@ -223,9 +218,9 @@ class Job(Section):
         editors={"pattern": f"^{FOLDER_NAME}$"},
     )
     seed: int = about("seed of random weights and data order", "any number", 0, ge=0, lt=2**32)
-    device: Literal["auto", "tpu", "gpu", "cpu"] | Annotated[tuple[Device, ...], Field(min_length=1)] = about(
-        "auto, one of tpu/gpu/cpu, or a list in order of preference", "auto: TPU, then GPU, then CPU", "auto"
-    )
+    device: Annotated[
+        Literal["auto", "tpu", "gpu", "cpu"] | Annotated[tuple[Device, ...], Field(min_length=1)], AS_TUPLE
+    ] = about("auto, one of tpu/gpu/cpu, or a list in order of preference", "auto: TPU, then GPU, then CPU", "auto")
     devices: PositiveInt | None = about("number of devices to use", "all available devices", None)
     model: Annotated[Model, shorthand("name")]
     data: Annotated[Data, shorthand("path")]
@@ -312,13 +307,6 @@ class Job(Section):
         if self.lora is None:
             return self
         return self.model_copy(update={"lora": self.lora.model_copy(update={"start": folder})})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _device_list(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("device"), list):
-            return {**value, "device": tuple(value["device"])}
-        return value
 
     @model_validator(mode="after")
     def _one_length(self) -> Job:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from forerun.config.addresses import check_addresses
-from forerun.config.protocols import check_protocol
+from forerun.config.addresses import check_addresses, check_protocol
+
+AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+# A single text means a tuple with this text.
+AS_TEXTS = BeforeValidator(
+    lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+)
+Texts = Annotated[tuple[str, ...], AS_TUPLE]
+
+
+def is_class_path(name: str) -> bool:
+    """Return whether a name has the form `module.path:Class`."""
+    module, colon, class_name = name.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), class_name))
 
 
 def about(

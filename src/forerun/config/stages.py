@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from forerun.config import merge
 from forerun.config.load import FILE_KEYS, STAGE_KEYS, STAGES, LoadedJob, Origin, default_name, loaded_job
-from forerun.config.methods.training_method import Lora
 from forerun.config.schema import FOLDER_NAME, Job
+from forerun.config.training_method import Lora
 from forerun.errors import UserError, did_you_mean
 
 ADAPTER_SHAPE = ("rank", "alpha", "targets", "rslora", "dora")

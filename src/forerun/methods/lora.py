@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.config.methods.training_method import Lora
+from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths, is_linear
 from forerun.models.keys import path_text, table_path

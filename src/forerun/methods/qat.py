@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.config.methods.qat import Qat
+from forerun.config.training_method import Qat
 from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths
 from forerun.models.keys import path_text, table_path

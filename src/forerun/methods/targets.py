@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from forerun.config.methods.targets import ALL_LINEAR
+from forerun.config.training_method import ALL_LINEAR
 from forerun.errors import UserError
 from forerun.models.keys import path_text, table_path
 from forerun.nn.spec import Tree

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from forerun.config.methods.objective import CustomObjective
+from forerun.config.training_method import CustomObjective
 from forerun.errors import UserError
 from forerun.models.base import Model, Readout
 from forerun.models.plugin import Plugin, create_plugin
@@ -77,7 +77,7 @@ class Objective(Protocol):
         """
 
     def specs(self, specs: Tree) -> Tree:
-        """Return the specs of all parameters: the model's, and those of its companion if any (`companion.py`)."""
+        """Return the specs of all parameters: the model's, and those of its companion if any (`WithCompanion`)."""
 
     def reads(self) -> dict[str, Tree]:
         """Return the specs of further models that are read from files, by name."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
+from forerun.config.training_method import Lora
 from forerun.data.new_tokens import extended_tokenizer
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, hub_name, load_tokenizer, tokenizer_files
 from forerun.errors import UserError
 from forerun.models.decoder_config import Gpt2Config
-from forerun.models.model_facts import ModelFacts, ModelOutline
-from forerun.models.pretrained import Pretrained
+from forerun.models.model_facts import ModelFacts, ModelOutline, Pretrained
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.tokenizer_checks import compares_without_data, require_same_tokenizer
 

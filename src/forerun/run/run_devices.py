@@ -16,14 +16,14 @@ from forerun.methods.method import parameter_count, trainable_count
 from forerun.methods.qat import rounding_messages
 from forerun.methods.requirements import eight_bit_note
 from forerun.planner.compile.compiler import CompilerFailure
+from forerun.planner.compile.fit_result import UnrollChoice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_cache import cached_fit_result
-from forerun.planner.compile.unrolling import UnrollChoice
 from forerun.program.build import Program, program_of
 from forerun.program.kernels import compute_capability, job_attention
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.units import Count
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.planner.compile.fit_result import FitResult
     from forerun.planner.compile.request import Impossible
-    from forerun.planner.cost.teacher_cost import TeacherCost
+    from forerun.planner.cost.job_cost import TeacherCost
     from forerun.verbs.write_cache import TeacherCache
 
 
@@ -115,12 +115,10 @@ def plan_teacher_cache(
       progress: print progress to stderr
     """
     from forerun.hardware.prices import provider_names
-    from forerun.planner.compile.compile_progress import CompileProgress
-    from forerun.planner.compile.pool import answers
+    from forerun.planner.compile.pool import CompileProgress, answers
     from forerun.planner.compile.request import slices_named
     from forerun.planner.compile.result_cache import cached_fit_result
-    from forerun.planner.cost.job_cost import Tariff
-    from forerun.planner.cost.teacher_cost import possible_slices, teacher_cost, teacher_request
+    from forerun.planner.cost.job_cost import Tariff, possible_slices, teacher_cost, teacher_request
     from forerun.resolve.job_corpus import open_corpus
     from forerun.resolve.resolve_model import resolve_model
     from forerun.verbs.job_files import prepared

@@ -13,7 +13,7 @@ from forerun.verbs.option_types import Value
 
 if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
-    from forerun.config.migration.converted_job import ConvertedJob
+    from forerun.config.migration.foreign_file import ConvertedJob
     from forerun.config.schema import Job
     from forerun.config.stages import Stage
 

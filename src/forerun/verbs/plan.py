@@ -76,12 +76,11 @@ class Plan:
           UserError: No slice fits; the fix names changes of the job that were compiled and do fit. Or everything that
             fits costs more than `max_usd`.
         """
-        from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
-        from forerun.planner.report.remedies import verified
+        from forerun.planner.report.remedies import does_not_fit, nearest, over_budget, verified
 
         if not self.fits:
             near = nearest(self._results)
-            self._compiler.reporter.info(f"compiling changes that could make the job fit {near.question.slice.name}")
+            self._compiler.reporter.info(f"compiling changes that could make the job fit {near.slice_name}")
             raise does_not_fit(self._results, verified(near, self._compiler.compile))
         if self._tariff.max_usd is not None and (error := over_budget(self._results, self._tariff)):
             raise error
@@ -115,12 +114,11 @@ class Plan:
         Raises:
           UserError: The plan has several slices and `on` names none of them, or the job does not fit the slice.
         """
-        from forerun.planner.trace.chrome_trace import SimulatedStep, encoded, trace_content
-        from forerun.planner.trace.request import require_one_slice
+        from forerun.planner.trace import SimulatedStep, encoded, require_one_slice, trace_content
         from forerun.version import __version__
 
-        file, name = Path(file), require_one_slice([result.question.slice.name for result in self._results], on)
-        result = next(result for result in self._results if result.question.slice.name == name)
+        file, name = Path(file), require_one_slice([result.slice_name for result in self._results], on)
+        result = next(result for result in self._results if result.slice_name == name)
         if result.step is None:
             raise UserError(
                 "E-PLAN-026",
@@ -210,7 +208,7 @@ def plan(
     from forerun.planner.compile.request import possible_requests, slices_named
     from forerun.planner.cost.job_cost import Tariff
     from forerun.planner.cost.storage_reads import planned_reads
-    from forerun.planner.search.row_order import in_order, order_note
+    from forerun.planner.search.ranking import in_order, order_note
     from forerun.resolve.job_corpus import with_steps
     from forerun.resolve.resolve_model import resolve_model
     from forerun.resolve.resolved_job import ResolvedJob

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from forerun.config.schema import Job
 from forerun.errors import StorageError, UserError
-from forerun.planner.compile.compile_progress import CompileProgress
-from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.compiler import verdict
+from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.installed_compilers import GPU, TPU, InstalledCompiler
-from forerun.planner.compile.pool import answers
+from forerun.planner.compile.pool import CompileProgress, answers
 from forerun.planner.compile.request import CompileRequest, Impossible
 from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.hlo import Module
@@ -60,8 +59,10 @@ class SliceCompiler:
         return self._compiled(requests, tolerant)
 
     def _result(self, request: CompileRequest, *rest: Any) -> FitResult:
-        keep = partial(self.programs.__setitem__, request.slice.name) if self.keeps_programs else lambda module: None
-        return self._judge(request, *rest, keep)
+        result = self._judge(request, *rest)
+        if self.keeps_programs and result.module is not None:
+            self.programs[request.slice.name] = result.module
+        return replace(result, module=None)
 
     def _compiled(self, requests: Sequence[CompileRequest], judge: Callable[..., FitResult | None]) -> list[FitResult]:
         with CompileProgress(list(requests), plain_lines=not self.quiet) as progress:
@@ -73,7 +74,9 @@ class SliceCompiler:
         name = result.question.slice.name
         if name not in self.programs:
             self.reporter.info(f"compiling for {name} again: the cache of plans has no timelines")
-            verdict(result.question, keep=lambda module: self.programs.update({name: module}))
+            if (module := verdict(result.question).module) is None:
+                raise LookupError(f"no program of {name}")
+            self.programs[name] = module
         return self.programs[name]
 
     def calibrated(self, result: FitResult) -> FitResult:

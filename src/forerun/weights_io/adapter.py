@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config.methods.training_method import Lora
+from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.models.keys import EXPERT, LAYER, Part, Tensor, groups, leaves_of, path_text
 from forerun.nn.spec import ParamSpec, Tree

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from error_assertions import assert_error
 
-from forerun.config import aliases, keys
+from forerun.config import keys
 from forerun.config.load import load
+from forerun.config.migration.values import ALIASES
 from forerun.config.mistakes import REMOVED
 from forerun.error_catalog import CODE
 from forerun.errors import UserError
@@ -186,9 +187,9 @@ def test_a_class_is_named_by_its_module_and_its_name(name: str) -> None:
 
 
 def test_every_alias_of_a_value_belongs_to_a_key_and_hides_no_value() -> None:
-    for key, values in aliases.VALUES.items():
+    for key, values in ALIASES.items():
         assert key in keys.fields()
-        assert all(alias not in values.values() for alias in values)
+        assert all(value == alias for alias, value in values.items() if alias in values.values())
 
 
 def test_a_missing_section_that_was_meant_is_told_once() -> None:

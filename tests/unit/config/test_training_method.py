@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forerun.config.methods.training_method import TrainingMethod
 from forerun.config.schema import Job
+from forerun.config.training_method import TrainingMethod
 
 PLAIN: dict[str, Any] = {
     "trains_adapters": False,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
+from forerun.config.training_method import Lora
 from forerun.hardware.mesh import MeshShape
 from forerun.nn import sharding
 from forerun.program.build import Program, build, make_mesh, program_hash

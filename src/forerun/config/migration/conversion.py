@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from forerun.config.schema import Job
+
 Outcome = Literal["converted", "unneeded", "unsupported", "impossible"]
 
 
@@ -211,3 +215,30 @@ def missing(reason: str, harmless: tuple[Any, ...] = (False, 0, "", "none", "no"
         return unneeded("it is off") if is_off else unsupported(reason)
 
     return convert
+
+
+# ---- Whether the schema of a job accepts converted settings ----
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted keys as the nested sections of a job."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        target = tree
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return tree
+
+
+def accepts(settings: Mapping[str, Any]) -> bool:
+    """Return whether a job may have these settings."""
+    required = {"model.name": "model", "data.validation": 0.1}
+    if not any(key.startswith("data.mixture") for key in settings):
+        required["data.path"] = "texts"
+    try:
+        Job.model_validate(nested({**required, **settings}))
+    except ValidationError:
+        return False
+    return True

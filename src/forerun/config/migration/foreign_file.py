@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from forerun.config import keys
-from forerun.config.migration.acceptance import nested
-from forerun.config.migration.batch_sizes import DEVICES, device_count
-from forerun.config.migration.conversion import ForeignValues
-from forerun.config.migration.converted_job import ConvertedJob
-from forerun.config.migration.job_text import job_text
+from forerun.config.migration.conversion import ForeignValues, nested
 from forerun.config.migration.registry import convert_value, foreign_key, leaves, surroundings
+from forerun.config.migration.values import DEVICE_KEYS, device_count
 from forerun.config.schema import Job
-from forerun.config.source import MAX_JOB_BYTES, read_file
+from forerun.config.source import MAX_JOB_BYTES, flow, read_file
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.safe_text import clean
@@ -37,6 +35,29 @@ _AXOLOTL_NAMES = {"base_model", "micro_batch_size", "sequence_len", "val_set_siz
 _TRL_NAMES = {"max_length", "max_seq_length", "packing", "dataset_text_field", "assistant_only_loss", "dataset_name",
               "model_name_or_path", "use_peft"}  # fmt: skip
 _DPO_NAMES = {"precompute_ref_log_probs", "max_prompt_length", "reference_free", "label_smoothing"}
+WIDTH = 118
+_SHORT = {"model": "name", "remat": "policy", "preferences": "loss", "distil": "teacher"}
+
+
+@dataclass
+class ConvertedJob:
+    """A job that was made from a configuration of another trainer.
+
+    Attributes:
+      source: the trainer: axolotl, transformers, TRL or TRL (DPO).
+      text: the job file, with comments.
+      job: the same job, checked.
+      not_converted: the keys that the job does not contain, each with the reason.
+      unneeded: the keys that forerun does not need, each with the reason.
+      assumed: what was assumed because the file does not say it.
+    """
+
+    source: str
+    text: str = ""
+    job: Job | None = None
+    not_converted: dict[str, str] = field(default_factory=dict)
+    unneeded: dict[str, str] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -87,7 +108,7 @@ def convert_file(
     _add_defaults(given, found, draft)
     _remove_rejected(found, draft, path)
     found.job = Job.model_validate(nested(draft.settings))
-    found.text = job_text(path.name, found, draft.settings, draft.comments())
+    found.text = _job_text(path.name, found, draft.settings, draft.comments())
     return found
 
 
@@ -168,7 +189,7 @@ def _add_defaults(given: ForeignValues, found: ConvertedJob, draft: _Draft) -> N
     if devices is None:
         found.assumed.append("1 device, because the file does not say how many; --devices N multiplies the batch")
     elif given.devices is None:
-        found.assumed.append(f"{devices} devices, from {next(n for n in DEVICES.split() if n in given.values)}")
+        found.assumed.append(f"{devices} devices, from {next(n for n in DEVICE_KEYS.split() if n in given.values)}")
     has_data = any(key.startswith(("data.path", "data.mixture")) for key in draft.settings)
     for key, option in (("model.name", "model"), ("data.path", "data")):
         if key not in draft.settings and not (option == "data" and has_data):
@@ -197,3 +218,63 @@ def _remove_rejected(found: ConvertedJob, draft: _Draft, path: Path) -> None:
             found.not_converted[draft.origins.pop(named[0])] = message
         else:
             return
+
+
+# ---- The text of the job: its keys in the order of the schema, with the origin of each value as a comment ----
+
+
+def _job_text(name: str, found: ConvertedJob, settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """Return a job file.
+
+    Args:
+      name: the name of the file that was converted.
+      found: what could not be converted, and what is not needed.
+      settings: the dotted keys of the job and their values.
+      comments: the origin of each value.
+    """
+    order = list(keys.fields())
+    ordered = sorted(settings, key=lambda key: _position(key, order))
+    lines = [f"# Converted from {clean(name)} ({found.source}). A comment names the key that a value comes from."]
+    for assumed in found.assumed:
+        lines += _wrapped(f"Assumed: {assumed}", "# ")
+    lines += _tree(nested({key: settings[key] for key in ordered}), comments, "", "")
+    for title, listed in (("Not converted", found.not_converted), ("Not needed", _grouped(found.unneeded))):
+        if listed:
+            lines += ["", f"# {title}:"]
+            for key, reason in listed.items():
+                lines += _wrapped(f"{key}: {reason}", "#   ")
+    return "\n".join(lines) + "\n"
+
+
+def _position(key: str, order: list[str]) -> tuple[int, str]:
+    """Return the place of a key in the schema. The names of columns and of sources are not in the schema."""
+    parts = key.split(".")
+    found = next(".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in order)
+    return order.index(found), key
+
+
+def _tree(tree: Mapping[str, Any], comments: Mapping[str, str], prefix: str, indent: str) -> Iterator[str]:
+    """Yield the lines of nested sections."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and list(value) == [_SHORT.get(key)]:
+            key, value = f"{key}.{_SHORT[key]}", value[_SHORT[key]]
+        if isinstance(value, dict) and value and key not in comments:
+            yield f"{indent}{name}:"
+            yield from _tree(value, comments, f"{key}.", f"{indent}  ")
+        else:
+            comment = f"  # {clean(comments[key])}".replace("\n", " ") if key in comments else ""
+            yield f"{indent}{flow(name)}: {flow(value)}{comment}"
+
+
+def _grouped(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the reasons with all keys that have the same one."""
+    names: dict[str, list[str]] = {}
+    for key, reason in reasons.items():
+        names.setdefault(reason, []).append(key)
+    return {", ".join(listed): reason for reason, listed in names.items()}
+
+
+def _wrapped(text: str, prefix: str) -> list[str]:
+    line = clean(text).replace("\n", " ")
+    return textwrap.wrap(line, WIDTH, initial_indent=prefix, subsequent_indent=f"{prefix}  ", break_long_words=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.config.migration.acceptance import accepts
 from forerun.config.migration.conversion import (
     Conversion,
     Convert,
     ForeignValues,
+    accepts,
     converted,
     flag_in,
     impossible,

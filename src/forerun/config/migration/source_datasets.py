@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.config.migration.acceptance import accepts
-from forerun.config.migration.conversion import Conversion, ForeignValues, unsupported, whole_in
+from forerun.config.migration.conversion import Conversion, ForeignValues, accepts, unsupported, whole_in
 from forerun.config.migration.values import hub_address
 from forerun.storage.address import Address
 

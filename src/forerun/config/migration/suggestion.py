@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.config import keys
-from forerun.config.migration.acceptance import nested
-from forerun.config.migration.conversion import Conversion, ForeignValues, number_in
+from forerun.config.migration.conversion import Conversion, ForeignValues, nested, number_in
 from forerun.config.migration.registry import convert_value, foreign_key, leaves, surroundings
 from forerun.config.source import flow, read_value
 

@@ -1,15 +1,20 @@
-"""Conversions of values that have other names or units in other trainers."""
+"""Conversions of values that have other names or units in other trainers.
+
+Batch sizes: other trainers count sequences per device and per pass; `batch` counts them over all devices. Trackers: a
+trainer may have one key for each tracker. The setting `track.to` has all of them, so each conversion returns the
+trackers of the complete configuration.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from forerun.config.migration.acceptance import accepts, first_accepted
 from forerun.config.migration.conversion import (
     Conversion,
     Convert,
     ForeignValues,
+    accepts,
     converted,
     flag_in,
     number_in,
@@ -18,36 +23,23 @@ from forerun.config.migration.conversion import (
     unsupported,
     whole_in,
 )
+from forerun.config.run_sections import TRACKERS
 from forerun.storage.address import Address
 
-# The choices that forerun has for a name elsewhere, in order of preference. A choice counts once the schema accepts it.
 SCHEDULES = {
-    "cosine": ("cosine",),
-    "cosine_with_warmup": ("cosine",),
-    "cosine_with_min_lr": ("cosine",),
-    "cosine_warmup_with_min_lr": ("cosine",),
-    "linear": ("linear",),
-    "constant": ("constant",),
-    "constant_with_warmup": ("constant",),
-    "none": ("constant",),
-    "inverse_sqrt": ("inverse_sqrt",),
-    "inv_sqrt": ("inverse_sqrt",),
-    "polynomial": ("polynomial",),
-    "cosine_with_restarts": ("cosine_restarts", "restarts", "cosine_with_restarts"),
-    "warmup_stable_decay": ("wsd",),
-    "wsd": ("wsd",),
+    **dict.fromkeys(("cosine", "cosine_with_warmup", "cosine_with_min_lr", "cosine_warmup_with_min_lr"), "cosine"),
+    **dict.fromkeys(("constant", "constant_with_warmup", "none"), "constant"),
+    **dict.fromkeys(("inverse_sqrt", "inv_sqrt"), "inverse_sqrt"),
+    **dict.fromkeys(("warmup_stable_decay", "wsd"), "wsd"),
+    "linear": "linear",
+    "polynomial": "polynomial",
+    "cosine_with_restarts": "cosine_restarts",
 }
 OPTIMIZERS = {
-    "adafactor": ("adafactor",),
-    "lion": ("lion",),
-    "lion_32bit": ("lion",),
-    "paged_lion_32bit": ("lion",),
-    "lion_pytorch": ("lion",),
-    "muon": ("muon",),
-    "adamw_8bit": ("adamw8bit",),
-    "adamw_bnb_8bit": ("adamw8bit",),
-    "paged_adamw_8bit": ("adamw8bit",),
-    "adamw_torch_8bit": ("adamw8bit",),
+    **dict.fromkeys(("lion", "lion_32bit", "paged_lion_32bit", "lion_pytorch"), "lion"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), "adamw8bit"),
+    "adafactor": "adafactor",
+    "muon": "muon",
 }
 ADAMW = re.compile(r"(paged_)?adamw?(_torch(_fused|_xla)?|_hf|_anyprecision|_32bit|_apex_fused|_pax)?")
 DTYPES = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "f32": "float32", "float32": "float32"}
@@ -60,7 +52,7 @@ _DATA_ENDINGS = (".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".
 def schedule(value: Any, given: ForeignValues) -> Conversion:
     """Convert the name of a learning-rate schedule."""
     name = str(value).lower()
-    found = first_accepted("optimizer.schedule", SCHEDULES.get(name, ()))
+    found = SCHEDULES.get(name)
     if found is None:
         return unsupported(f"forerun has no schedule '{name[:40]}'; optimizer.schedule lists its own")
     return to("optimizer.schedule", found)
@@ -69,7 +61,7 @@ def schedule(value: Any, given: ForeignValues) -> Conversion:
 def optimizer(value: Any, given: ForeignValues) -> Conversion:
     """Convert the name of an optimizer. AdamW is the default of forerun."""
     name = str(value).lower()
-    found = first_accepted("optimizer.name", OPTIMIZERS.get(name, ()))
+    found = OPTIMIZERS.get(name)
     if found is not None:
         return to("optimizer.name", found)
     if ADAMW.fullmatch(name):
@@ -322,3 +314,153 @@ def to_if_accepted(key: str, value: Any, otherwise: str) -> Conversion:
     """Return a conversion to a key that a version of forerun may not have."""
     found = whole_in(value)
     return to(key, found) if found and accepts({key: found}) else unsupported(otherwise)
+
+
+PER_DEVICE = (
+    "per_device_train_batch_size micro_batch_size per_device_batch_size local_batch_size per_device_parallelism "
+    "device_batch_size train_micro_batch_size_per_gpu per_gpu_train_batch_size batch_size_per_device"
+)
+ACCUMULATION = (
+    "gradient_accumulation_steps accumulation_steps grad_accum grad_accum_steps accumulate_grad_batches accumulation"
+)
+GLOBAL = "global_batch_size train_batch_size global_train_batch_size total_batch_size"
+DEVICE_KEYS = "devices num_processes nprocs num_chips tpu_num_cores nproc_per_node num_devices gpu_count world_size"
+JOB_BATCH = 32  # the default of `batch`
+
+
+def device_count(given: ForeignValues) -> int | None:
+    """Return the number of devices of a configuration, or None if it does not say."""
+    return given.devices or whole_in(given.first(DEVICE_KEYS)) or None
+
+
+def batch(value: Any, given: ForeignValues) -> Conversion:
+    """Convert any of the keys that together decide the batch: per device, accumulation, or in total."""
+    per_device, total = given.number(PER_DEVICE), whole_in(given.first(GLOBAL))
+    accumulation = whole_in(given.first(ACCUMULATION)) or 1
+    plain = whole_in(given.first("batch_size"))
+    if plain and not per_device and given.first(ACCUMULATION) is not None:
+        per_device = plain  # a script that accumulates batches counts one pass
+    elif plain and not total:
+        total = plain
+    if whole_in(value) == -1:
+        return unneeded("-1 means that it follows from other keys")
+    if total and total > 0:
+        return _of_total(total, per_device, accumulation, given)
+    if per_device and per_device > 0:
+        return _of_device(per_device, accumulation, given)
+    return _of_accumulation(accumulation, given)
+
+
+def _of_total(total: int, per_device: float | None, accumulation: int, given: ForeignValues) -> Conversion:
+    devices = device_count(given) or 1
+    micro = per_device if per_device and per_device > 0 else total / accumulation / devices
+    note = "batch counts sequences over all devices"
+    if (per_device or accumulation > 1) and micro == int(micro) and micro >= 1 and total % (micro * devices) == 0:
+        return converted(f"{note}, micro_batch those of one device in one pass", batch=total, micro_batch=int(micro))
+    return to("batch", total, note)
+
+
+def _of_device(per_device: float, accumulation: int, given: ForeignValues) -> Conversion:
+    known = device_count(given)
+    total = per_device * accumulation * (known or 1)
+    if total != int(total):
+        return unsupported(f"{per_device:g} per device is not a whole batch: write batch, over all devices")
+    factors = f"{per_device:g} per device x {accumulation} accumulated x {known or 1} device{'s' * ((known or 1) > 1)}"
+    guess = "" if known else "; for N devices multiply it by N"
+    note = f"batch counts sequences over all devices: {factors} = {int(total)}{guess}"
+    if per_device != int(per_device):
+        return to("batch", int(total), note)
+    return converted(note, batch=int(total), micro_batch=int(per_device))
+
+
+def _of_accumulation(accumulation: int, given: ForeignValues) -> Conversion:
+    total = whole_in(given.first("batch")) or JOB_BATCH
+    devices = device_count(given) or 1
+    if accumulation == 1:
+        return unneeded("without micro_batch, nothing is accumulated")
+    if total % (accumulation * devices):
+        return unsupported(f"batch {total} is not divisible by {accumulation} x {devices} devices: write micro_batch")
+    micro = total // accumulation // devices
+    note = f"micro_batch is batch / accumulation / devices: {total} / {accumulation} / {devices}"
+    return to("micro_batch", micro, note)
+
+
+LISTS = "report_to log_with loggers"
+SWITCHES = {
+    "tensorboard": "use_tensorboard enable_tensorboard",
+    "mlflow": "use_mlflow",
+    "wandb": "wandb use_wandb wandb_project",
+    "trackio": "use_trackio trackio_project_name",
+}
+
+
+def tracker(value: Any, given: ForeignValues) -> Conversion:
+    """Convert the list of trackers."""
+    names = _names(value)
+    if not names:
+        return unneeded("metrics.jsonl is always written")
+    known = [name for name in names if accepts({"track.to": [name]})]
+    lost = ", ".join(name for name in names if name not in known)
+    reason = f"forerun has no tracker {lost[:60]}; track.to takes {', '.join(TRACKERS)} or module.path:Class"
+    if not known:
+        return unsupported(reason)
+    return converted("", reason if lost else "", track__to=_all(known, given))
+
+
+def own_tracker(name: str) -> Convert:
+    """Return a conversion of a switch that selects a tracker."""
+
+    def convert(value: Any, given: ForeignValues) -> Conversion:
+        return unneeded("it is off") if flag_in(value) is False else tracker(name, given)
+
+    return convert
+
+
+def project(name: str) -> Convert:
+    """Return a conversion of the name of a project, which selects a tracker."""
+
+    def convert(value: Any, given: ForeignValues) -> Conversion:
+        selected = tracker(name, given)
+        return Conversion({**selected.settings, "track.project": str(value)}, selected.note)
+
+    return convert
+
+
+def wandb_mode(value: Any, given: ForeignValues) -> Conversion:
+    """Convert the mode of wandb, which is not part of a job."""
+    return unneeded(f"the client reads it from the environment: WANDB_MODE={str(value)[:20]}")
+
+
+def _names(value: Any) -> list[str]:
+    names = [str(name).lower() for name in (value if isinstance(value, list) else [value])]
+    return [name for name in names if name not in ("none", "")]
+
+
+def _all(first: list[str], given: ForeignValues) -> list[str]:
+    """Return `first` and all other trackers of the configuration that forerun has."""
+    listed = [name for key in LISTS.split() for name in _names(given.values.get(key) or []) if name in TRACKERS]
+    switched = [
+        name
+        for name, keys in SWITCHES.items()
+        for value in [given.first(keys)]
+        if value is not None and flag_in(value) is not False
+    ]
+    return sorted({*first, *listed, *switched}, key=[*TRACKERS, *first].index)
+
+
+# ---- Values that other trainers use for keys of a job, for the error about a wrong value ----
+
+_DTYPE_ALIASES = {name: "float32" for name in ("fp32", "f32", "float", "torch.float32")}
+_DTYPE_ALIASES |= {name: "bfloat16" for name in ("bf16", "fp16", "f16", "half", "float16", "torch.bfloat16")}
+ALIASES = {
+    "device": DEVICES | {"amd": "gpu", "mps": "cpu", "x86": "cpu", "host": "cpu"},
+    "precision.params": _DTYPE_ALIASES,
+    "precision.compute": _DTYPE_ALIASES,
+    "optimizer.schedule": SCHEDULES | {"rsqrt": "inverse_sqrt"},
+}
+
+
+def value_alias(key: str, value: object) -> str | None:
+    """Return the value of `key` that `value` of another trainer means, or None. `cuda:0` means the same as `cuda`."""
+    aliases, name = ALIASES.get(key, {}), str(value).lower()
+    return aliases.get(name) or aliases.get(name.partition(":")[0])

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from forerun.config.protocols import require_data_address
+from forerun.config.addresses import require_data_address
 from forerun.data.source.hub import dataset
 from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, companions_of, data_name, data_names
 from forerun.data.text import local_path

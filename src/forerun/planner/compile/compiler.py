@@ -17,8 +17,9 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,25 @@ from forerun.errors import StorageError, UserError
 from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
 from forerun.planner.compile.dump import LIVE_RANGES, SCHEDULED, SETTLED, TAKEN, UNSCHEDULED, copy_dump
+from forerun.planner.compile.fit_result import AttentionKernel, FitResult, decided, is_open
 from forerun.planner.compile.fork_server import NOISE, ForkedWorker, ForkServer, fork_server
 from forerun.planner.compile.installed_compilers import compiler_for
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.worker import ERROR, FACTS
-from forerun.planner.hlo import Module, parse
-from forerun.planner.memory.breakdown import PADDING, ModelShapes, hidden_bytes, ledger
-from forerun.planner.memory.memory_report import (
+from forerun.planner.hlo import parse
+from forerun.planner.memory import (
     ASSIGNMENT,
-    MemoryReport,
+    PADDING,
+    ModelShapes,
     Unreadable,
     argument_padding,
+    hidden_bytes,
+    ledger,
     memory_report,
     newest,
 )
 from forerun.planner.time.prediction import step_time
-from forerun.planner.time.step_time import StepTime
-from forerun.units import MIB, Bytes
+from forerun.units import MIB, Bytes, Seconds
 
 POLL_SECONDS = 0.02
 DECISION_POLL_SECONDS = 0.25  # near the limit, where each poll copies the dump again
@@ -62,32 +65,7 @@ class CompilerFailure(RuntimeError):
     """The compiler, or the program that forerun built for it, has a bug. Changing the job does not fix it."""
 
 
-@dataclass(frozen=True)
-class AttentionKernel:
-    """The attention kernel of a program, and why it is not the platform's own one."""
-
-    kernel: str
-    obstacle: str | None = None
-
-
-@dataclass(frozen=True)
-class CompileResult:
-    """Result of one compile. `accepted` is the compiler's decision whether the program fits HBM."""
-
-    memory: MemoryReport
-    accepted: bool
-    program: str  # hash of the lowered program
-    mesh: str
-    flops_per_step: float
-    tokens_per_step: int
-    ledger: Mapping[str, Bytes] = field(default_factory=dict)  # contents of the memory; adds up to the peak
-    step: StepTime | None = None  # None for a program that was not accepted
-    saved_bytes: int | None = None  # of a checkpoint
-    attention: AttentionKernel | None = None  # None for a model without attention
-    module: Module | None = field(default=None, repr=False)  # the scheduled program, if it was accepted
-
-
-def ask(question: CompileRequest, stop: threading.Event, on_phase: OnPhase) -> CompileResult:
+def ask(question: CompileRequest, stop: threading.Event, on_phase: OnPhase) -> FitResult:
     """Compile a request in a child process, and block until the compiler has decided whether the program fits.
 
     Args:
@@ -103,6 +81,7 @@ def ask(question: CompileRequest, stop: threading.Event, on_phase: OnPhase) -> C
         CompilerFailure: The compiler failed for another reason.
         Stopped: `stop` was set.
     """
+    started = time.perf_counter()
     compiler = compiler_for(question.slice)
     compiler.require()
     require_address_space(compiler.address_space_bytes, compiler.name)
@@ -117,26 +96,32 @@ def ask(question: CompileRequest, stop: threading.Event, on_phase: OnPhase) -> C
             answer = _watch(worker, folder, question, stop, on_phase)
         finally:
             worker.end()
-        return _with_details(answer, folder, question)
+        details = _with_details(answer, folder, question)
+    return replace(details, compile_seconds=Seconds(time.perf_counter() - started))
 
 
-def _with_details(answer: CompileResult, folder: Path, question: CompileRequest) -> CompileResult:
+def verdict(
+    question: CompileRequest, stop: threading.Event | None = None, on_phase: OnPhase = lambda phase: None
+) -> FitResult:
+    """Compile a request like `ask`, or both programs of a request with `unroll: auto`, and return the better one."""
+    if is_open(question):
+        return decided(question, lambda fixed: verdict(fixed, stop, on_phase))
+    return ask(question, stop or threading.Event(), on_phase)
+
+
+def _with_details(answer: FitResult, folder: Path, question: CompileRequest) -> FitResult:
     """Return `answer` with the breakdown of its memory, and with its step time if it fits.
 
     Only reads the dumped files: the compiler has ended by now.
     """
     facts, memory = _read(folder / FACTS), answer.memory
-    settled = answer.accepted or not compiler_for(question.slice).rejects
+    settled = answer.fits or not compiler_for(question.slice).rejects
     files = folder / SETTLED if settled else folder
     module = answer.module or parse(newest(files, SCHEDULED if settled else UNSCHEDULED))
     assignment = newest(files, ASSIGNMENT)
-    arguments = {
-        "weights": memory.weights_bytes,
-        "optimizer": memory.optimizer_bytes,
-        "batch": memory.batch_bytes,
-    }
     padding = argument_padding(assignment, facts["arguments"])
-    arguments = {group: Bytes(size - padding.get(group, 0)) for group, size in arguments.items()}
+    sizes = {"weights": memory.weights_bytes, "optimizer": memory.optimizer_bytes, "batch": memory.batch_bytes}
+    arguments = {group: size - padding.get(group, 0) for group, size in sizes.items()}
     parts = ledger(
         assignment,
         newest(files, LIVE_RANGES),
@@ -145,7 +130,7 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
         memory.peak_bytes,
         ModelShapes.of(facts["layers"], facts["weights"]),
     )
-    if not answer.accepted:
+    if not answer.fits:
         return replace(answer, ledger=parts, module=None)
     flops, own_model = answer.flops_per_step / question.devices, question.resolved.model_facts.is_plugin
     step = step_time(module, question.slice, flops, own_model)
@@ -178,10 +163,10 @@ def _environment(question: CompileRequest, folder: Path) -> dict[str, str]:
 
 def _watch(
     child: ForkedWorker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: OnPhase
-) -> CompileResult:
+) -> FitResult:
     """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
     phase = ""
-    answer: CompileResult | None = None
+    answer: FitResult | None = None
     while True:
         # Poll the process before its files: if it has ended, the files that are read below are complete.
         ended = child.poll() is not None
@@ -190,7 +175,7 @@ def _watch(
         facts = _read(folder / FACTS)
         if phase != (phase := "compile" if facts else "lower"):
             on_phase(phase)
-        if facts and (answer := _accepted(folder, facts, child.pid, ended)):
+        if facts and (answer := _accepted(folder, facts, question, child.pid, ended)):
             limit = question.slice.chip.usable_bytes
             if not compiler_for(question.slice).rejects:
                 return _own_decision(answer, folder / SETTLED, limit)
@@ -206,12 +191,12 @@ def _watch(
             raise Stopped
 
 
-def _own_decision(answer: CompileResult, files: Path, limit: int) -> CompileResult:
+def _own_decision(answer: FitResult, files: Path, limit: int) -> FitResult:
     """Return the result of a compiler that rejects nothing: our limit decides, with estimated workspaces included."""
     module = parse(newest(files, SCHEDULED))
     peak = answer.memory.peak_bytes + hidden_bytes(module, newest(files, ASSIGNMENT), newest(files, LIVE_RANGES))
     memory = replace(answer.memory, peak_bytes=Bytes(peak))
-    return replace(answer, memory=memory, accepted=peak <= limit, module=module)
+    return replace(answer, memory=memory, fits=peak <= limit, module=module)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -220,31 +205,34 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> CompileResult:
-    memory = memory_report(folder, facts["arguments"])
-    work = facts["flops_per_step"], facts["tokens_per_step"]
-    known = facts.get("attention")
-    attention = None if known is None else AttentionKernel(**known)
-    return CompileResult(
-        memory,
-        accepted,
+def _answer(folder: Path, facts: dict[str, Any], question: CompileRequest, *, fits: bool) -> FitResult:
+    """Return the result without its ledger and times, from the reports in `folder`."""
+    attention = facts.get("attention")
+    return FitResult(
+        question,
+        memory_report(folder, facts["arguments"]),
+        fits,
+        Seconds(0.0),
         facts["program"],
         facts["mesh"],
-        *work,
+        facts["flops_per_step"],
+        facts["tokens_per_step"],
         saved_bytes=facts["saved_bytes"],
-        attention=attention,
+        attention=None if attention is None else AttentionKernel(**attention),
     )
 
 
-def _accepted(folder: Path, facts: dict[str, Any], pid: int, ended: bool = False) -> CompileResult | None:
+def _accepted(
+    folder: Path, facts: dict[str, Any], question: CompileRequest, pid: int, ended: bool = False
+) -> FitResult | None:
     """Return the result, or None if the compiler (process `pid`) has not written all files yet."""
     try:
-        return _answer(copy_dump(folder, pid, ended), facts, accepted=True)
+        return _answer(copy_dump(folder, pid, ended), facts, question, fits=True)
     except (Unreadable, FileNotFoundError):
         return None
 
 
-def _rejected(folder: Path, question: CompileRequest) -> CompileResult:
+def _rejected(folder: Path, question: CompileRequest) -> FitResult:
     """Return the result of a program that is too large for HBM; raise any other error of the compile."""
     error, facts, name = _read(folder / ERROR), _read(folder / FACTS), question.slice.name
     if "what" in error:
@@ -252,7 +240,7 @@ def _rejected(folder: Path, question: CompileRequest) -> CompileResult:
     text = error.get("compiler", "")
     if "RESOURCE_EXHAUSTED" in text and "hbm" in text.lower():
         try:
-            return _answer(folder, facts, accepted=False)
+            return _answer(folder, facts, question, fits=False)
         except Unreadable as unreadable:
             raise CompilerFailure(f"{name}: {_excerpt(text)}\n{unreadable}") from unreadable
     model = question.job.model

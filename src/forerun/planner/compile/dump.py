@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.planner.memory.memory_report import ASSIGNMENT, REPORT, Unreadable, newest, newest_file
+from forerun.planner.memory import ASSIGNMENT, REPORT, Unreadable, newest, newest_file
 
 SCHEDULED = "*after_optimizations.txt"
 UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # dump of a program that does not fit

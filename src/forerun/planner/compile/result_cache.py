@@ -18,7 +18,7 @@ import tempfile
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -27,13 +27,11 @@ from typing import Any
 from forerun.hardware.chips import target_description
 from forerun.hardware.slices import Slice
 from forerun.models.plugin import plugin_spec
-from forerun.planner.compile.compiler import OnPhase
-from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.compiler import OnPhase, verdict
+from forerun.planner.compile.fit_result import FitResult, decided, is_open
 from forerun.planner.compile.installed_compilers import PLUGINS
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_folder import folder as folder
-from forerun.planner.compile.unrolling import decided, is_open
-from forerun.planner.hlo import Module
 from forerun.safe_text import redact, redacted_tree
 
 FORMAT = 1
@@ -45,19 +43,18 @@ SOURCE = Path(__file__).resolve().parents[2]
 PACKAGE_NAMES = ("nn", "models", "objectives", "methods", "program", "resolve", "hardware", "planner")
 # Modules that do not affect a result. All others count for the key, including those that are added later.
 UNCOUNTED = {
-    "hardware/gpu_names.py",
     "hardware/prices.py",
     "hardware/tables/gpu_prices.csv",
     "hardware/tables/machines.csv",
     "hardware/tables/prices.csv",
     "hardware/show.py",
-    "planner/compile/compile_progress.py",
     "planner/compile/pool.py",
     "planner/compile/result_cache.py",
     "planner/compile/result_folder.py",
     "planner/time/calibration.py",
+    "planner/trace.py",
 }
-UNCOUNTED_PACKAGES = ("planner/cost/", "planner/report/", "planner/search/", "planner/trace/")
+UNCOUNTED_PACKAGES = ("planner/cost/", "planner/report/", "planner/search/")
 # Fields of the job that do not affect the compiled step.
 OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "checkpoint", "log_every", "sample", "runs"}
 # Fields of the optimizer that are arguments of the step.
@@ -111,7 +108,10 @@ def remember(answer: FitResult) -> None:
     """Store a result."""
     _write(
         answer.question,
-        {"verdict": _encoded(answer, skip="question"), "asked": redacted_tree(json.loads(answer.question.to_json()))},
+        {
+            "verdict": _encoded(answer, skip=("question", "module")),
+            "asked": redacted_tree(json.loads(answer.question.to_json())),
+        },
     )
 
 
@@ -145,23 +145,22 @@ def cached_fit_result(
     question: CompileRequest,
     stop: threading.Event | None = None,
     on_phase: OnPhase = lambda phase: None,
-    keep: Callable[[Module], None] = lambda module: None,
 ) -> FitResult:
     """Return the stored result of a request, or compile it like `verdict` and store the result."""
     known = recall(question)
     if known is None:
         if is_open(question):  # store both programs too, so that a job with a fixed value finds them
-            known = decided(question, lambda one, kept: cached_fit_result(one, stop, on_phase, kept), keep)
+            known = decided(question, lambda fixed: cached_fit_result(fixed, stop, on_phase))
         else:
-            known = verdict(question, stop, on_phase, keep)
+            known = verdict(question, stop, on_phase)
         remember(known)
     return known
 
 
-def _encoded(value: Any, skip: str = "") -> Any:
-    """Return a value as JSON types: dataclasses become objects, without the field `skip`."""
+def _encoded(value: Any, skip: Sequence[str] = ()) -> Any:
+    """Return a value as JSON types: dataclasses become objects, without the fields `skip`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != skip}
+        return {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name not in skip}
     if isinstance(value, Mapping):
         return {str(name): _encoded(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

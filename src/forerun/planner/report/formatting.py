@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.fit_result import FitResult
 from forerun.units import GIB, Count, Usd
 
 UNCERTAIN = "~"
-WIDE = 1.3  # a range that ends here or beyond gets a note with its main cause
 
 
 def gib_text(n: int) -> str:
@@ -35,61 +34,6 @@ def step_text(v: FitResult) -> str:
     if v.step is None:
         return "-"
     return f"{UNCERTAIN if v.step.doubts else ''}{seconds_text(v.step.mid_seconds)}"
-
-
-def doubt_notes(verdicts: Sequence[FitResult]) -> list[str]:
-    """Return a line for each reason why times are uncertain, with the affected slices."""
-    concerned: dict[str, list[str]] = {}
-    for v in verdicts:
-        for doubt in v.step.doubts if v.step else ():
-            concerned.setdefault(doubt, []).append(v.question.slice.name)
-    timed = sum(v.step is not None for v in verdicts)
-    return [
-        f"{UNCERTAIN} uncertain{'' if len(names) == timed else f' ({chr(44).join(names)})'}: {doubt}."
-        for doubt, names in concerned.items()
-    ]
-
-
-def range_notes(verdicts: Sequence[FitResult]) -> list[str]:
-    """Return a line for each main cause of wide ranges, with the affected slices and the cause's share of the step.
-
-    Causes that concern a complete step are doubts, which `doubt_notes` has.
-    """
-    found: dict[str, list[tuple[str, float]]] = {}
-    for v in verdicts:
-        if v.step is None or max(v.step.high_factor, 1 / v.step.low_factor) < WIDE:
-            continue
-        if reason := next((one for one in v.step.range_reasons if one.share < 1), None):
-            found.setdefault(reason.cause, []).append((v.question.slice.name, reason.share))
-    timed = sum(v.step is not None for v in verdicts)
-    notes = []
-    for cause, concerned in found.items():
-        names, shares = ", ".join(name for name, _ in concerned), sorted({f"{share:.0%}" for _, share in concerned})
-        least, most = (f"{of(share for _, share in concerned):.0%}" for of in (min, max))
-        where = "" if len(concerned) == timed else f" ({names})"
-        notes.append(f"Wide range{where}: {cause}, {least if len(shares) == 1 else f'{least} to {most}'} of the step.")
-    return notes
-
-
-def attention_notes(verdicts: Sequence[FitResult]) -> list[str]:
-    """Return a line for each attention kernel on GPU machines, with the machines and why it is not cuDNN's."""
-    machines: dict[tuple[str, str | None], list[str]] = {}
-    for v in verdicts:
-        if v.attention is not None and v.question.slice.platform == "gpu":
-            machines.setdefault((v.attention.kernel, v.attention.obstacle), []).append(v.question.slice.name)
-    return [
-        f"Attention on {', '.join(dict.fromkeys(names))}: {kernel}{f', because {obstacle}' if obstacle else ''}."
-        for (kernel, obstacle), names in machines.items()
-    ]
-
-
-def unroll_notes(verdicts: Sequence[FitResult]) -> list[str]:
-    """Return a line for each value that `unroll: auto` got, with the reason."""
-    return [
-        f"unroll (auto) on {v.question.slice.name}: {str(v.unroll.unrolled).lower()}, because {v.unroll.reason}."
-        for v in verdicts
-        if v.unroll is not None
-    ]
 
 
 def range_text(v: FitResult) -> str:

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.hardware.chips import Chip, chip_named
 from forerun.pages.render import Cell, render
+from forerun.pages.svg import Element, Plot, Segment, both_widths, log_scale, log_ticks, stacked_bar
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, assumption_rows, job_cost_of
-from forerun.planner.report.charts import Point, memory_chart, money_chart, money_legend, time_chart
+from forerun.planner.memory import ACTIVATIONS, GATHERED, GRADIENTS, KERNELS, LOSS, OPTIMIZER, WORKING
 from forerun.planner.report.formatting import (
-    attention_notes,
-    doubt_notes,
     gib_text,
     hours_text,
     limit_text,
     places_text,
-    range_notes,
     range_text,
     rate_text,
+    seconds_text,
     step_text,
-    unroll_notes,
     usd_text,
 )
-from forerun.planner.report.plan_notes import failure_notes, gpu_memory_note, place_text, price_notes
+from forerun.planner.report.plan_notes import figure_notes, gpu_memory_note, place_text
+from forerun.planner.report.remedies import nearest
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
-from forerun.planner.time.step_time import StepTime
-from forerun.units import Usd
+from forerun.planner.time.step_time import LIMITS, StepTime
+from forerun.units import GIB, Usd
 from forerun.version import __version__
 
 Row = Mapping[str, object]
@@ -73,7 +72,7 @@ def page(
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
         notes=[
-            *_plan_notes(rows, tariff),
+            *figure_notes(rows, tariff),
             *idle,
             *(one.text for one in impossible),
             *notes,
@@ -95,19 +94,6 @@ def page(
     )
 
 
-def _plan_notes(rows: Rows, tariff: Tariff) -> list[str]:
-    """Return the notes on the figures, which both pages have."""
-    verdicts = [v for v, _ in rows]
-    return [
-        *price_notes(rows, tariff),
-        *failure_notes(verdicts),
-        *attention_notes(verdicts),
-        *unroll_notes(verdicts),
-        *doubt_notes(verdicts),
-        *range_notes(verdicts),
-    ]
-
-
 def compact_page(
     job: Job,
     verdicts: Sequence[FitResult],
@@ -126,7 +112,7 @@ def compact_page(
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
         notes=[
-            *_plan_notes(rows, tariff),
+            *figure_notes(rows, tariff),
             *(one.text for one in impossible),
             *notes,
         ],
@@ -138,22 +124,20 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     """Return the result of the plan in one or two sentences: the cheapest and the fastest slice."""
     fitting = [(v, bill) for v, bill in rows if bill]
     if not fitting:
-        nearest = max((v for v, _ in rows), key=lambda v: v.spare_bytes / v.limit_bytes)
+        near = nearest([v for v, _ in rows])
         places = [v.question.slice for v, _ in rows]
         many = f"None of the {len(rows)} {places_text(places)} holds"
         if len(rows) == 1:
             many = f"The {places_text(places, one=True)} does not hold"
-        return (
-            f"{many} the job. The nearest is {_name(nearest)}, {gib_text(-nearest.spare_bytes)} GiB per device short."
-        )
+        return f"{many} the job. The nearest is {near.slice_name}, {gib_text(-near.spare_bytes)} GiB per device short."
     offers = [(offer.usd.mid, v, bill, offer) for v, bill in fitting for offer in (bill.on_demand, bill.spot) if offer]
     if not offers:
         fastest = min(fitting, key=lambda row: row[1].hours.mid)
-        return f"Fastest: {_name(fastest[0])}, about {hours_text(fastest[1].hours.mid)} h. No price is known."
+        return f"Fastest: {fastest[0].slice_name}, about {hours_text(fastest[1].hours.mid)} h. No price is known."
     usd, v, bill, offer = min(offers, key=lambda one: one[0])
     on_spot = offer is bill.spot
     hours = bill.spot_hours if on_spot and bill.spot_hours else bill.hours
-    text = f"Cheapest that fits: {_name(v)} {'on spot' if on_spot else 'on demand'} in {place_text(offer)}, "
+    text = f"Cheapest that fits: {v.slice_name} {'on spot' if on_spot else 'on demand'} in {place_text(offer)}, "
     text += f"about {Usd(usd)} and {hours_text(hours.mid)} h"
     if on_spot and bill.on_demand:
         text += f" ({Usd(bill.on_demand.usd.mid)} and {hours_text(bill.hours.mid)} h on demand)"
@@ -161,7 +145,7 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     cost = f", {Usd(quick_bill.on_demand.usd.mid)} on demand" if quick_bill.on_demand else ", price not known"
     text += "."
     if quick is not v:
-        text += f" Fastest: {_name(quick)}, about {hours_text(quick_bill.hours.mid)} h{cost}."
+        text += f" Fastest: {quick.slice_name}, about {hours_text(quick_bill.hours.mid)} h{cost}."
     if tariff.max_usd is not None and usd > tariff.max_usd:
         text += f" All {places_text(v.question.slice for v, _ in rows)} cost more than ${tariff.max_usd:g}."
     return text
@@ -169,7 +153,7 @@ def headline(rows: Rows, tariff: Tariff) -> str:
 
 def _slice(v: FitResult, bill: JobCost | None, tariff: Tariff) -> Row:
     return {
-        "slice": _name(v),
+        "slice": v.slice_name,
         "mesh": v.mesh,
         "fits": Cell("yes", css="good") if v.fits else Cell(f"{gib_text(-v.spare_bytes)} GiB short", css="bad"),
         "peak, GiB": f"{gib_text(v.memory.peak_bytes)} of {gib_text(v.limit_bytes)}",
@@ -198,15 +182,15 @@ def _points(rows: Rows) -> list[Point]:
     for v, bill in rows:
         gpu = v.question.slice.platform == "gpu"
         if bill and bill.on_demand:
-            points.append(Point(_name(v), bill.hours.mid, bill.on_demand.usd.mid, spot=False, gpu=gpu))
+            points.append(Point(v.slice_name, bill.hours.mid, bill.on_demand.usd.mid, spot=False, gpu=gpu))
         if bill and bill.spot and bill.spot_hours:
-            points.append(Point(_name(v), bill.spot_hours.mid, bill.spot.usd.mid, spot=True, gpu=gpu))
+            points.append(Point(v.slice_name, bill.spot_hours.mid, bill.spot.usd.mid, spot=True, gpu=gpu))
     return points
 
 
 def _spot(v: FitResult, bill: JobCost) -> Row:
     return {
-        "slice": _name(v),
+        "slice": v.slice_name,
         "hours on spot": hours_text(bill.spot_hours.mid) if bill.spot_hours else "never finishes",
         "preemptions": f"{bill.preemptions:.1f}" if bill.spot_hours else None,
         "more time": f"{bill.spot_overhead:.0%}" if bill.spot_hours else None,
@@ -283,10 +267,6 @@ def _figure(name: str, value: float) -> str:
     return f"{value:g}"
 
 
-def _name(v: FitResult) -> str:
-    return v.question.slice.name
-
-
 def _versions() -> str:
     found = [f"forerun {__version__}"]
     for package in ("jax", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin"):
@@ -295,3 +275,127 @@ def _versions() -> str:
         except PackageNotFoundError:
             continue
     return ", ".join(found)
+
+
+MAX_LIMITS = 1.6  # largest width of a memory bar relative to the limit, even if the job needs more
+# A part has the same colour on every page. Other parts, and parts that are small on all slices, are shown as the rest.
+MEMORY_PARTS = (*("weights", "optimizer", GRADIENTS, ACTIVATIONS, LOSS, GATHERED, WORKING, OPTIMIZER, KERNELS),)
+REST, SMALL = "rest", 0.01
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Bars as (name, SVG element, figure), and a legend as (CSS class, text, share)."""
+
+    legend: Sequence[tuple[str, str, str]]
+    bars: Sequence[tuple[str, Element, Cell]]
+
+
+def memory_chart(verdicts: Sequence[FitResult]) -> BarChart:
+    """Return a chart of the memory contents of one device at the peak, relative to the limit."""
+    parts = [name for name in MEMORY_PARTS if any(v.ledger.get(name, 0) / v.limit_bytes > SMALL for v in verdicts)]
+    full = min(MAX_LIMITS, max(1.0, *(v.memory.peak_bytes / v.limit_bytes for v in verdicts)))
+    colours = {name: f"c{MEMORY_PARTS.index(name)}" for name in parts} | {REST: f"c{len(MEMORY_PARTS)}"}
+    rows = []
+    for v in verdicts:
+        sizes = {name: v.ledger.get(name, 0) for name in parts}
+        sizes[REST] = v.memory.peak_bytes - sum(sizes.values())
+        texts = {name: f"{name}: {gib_text(size)} GiB" for name, size in sizes.items()}
+        segments = [Segment(size / v.limit_bytes, colours[name], texts[name]) for name, size in sizes.items()]
+        host = v.memory.host_bytes
+        figure = Cell(
+            f"{gib_text(v.memory.peak_bytes)} of {gib_text(v.limit_bytes)} GiB",
+            f"+ {gib_text(host)} in host memory" if host >= GIB / 100 else "",
+            None if v.fits else "bad",
+        )
+        rows.append(_bar(v, segments, full, figure, limit=1.0))
+    return BarChart([*_legend(colours), ("free", "free", "")], rows)
+
+
+def time_chart(verdicts: Sequence[FitResult]) -> BarChart:
+    """Return a chart of the parts of a step's time, for slices that the job fits."""
+    timed = [(v, v.step) for v in verdicts if v.step]
+    full = max((step.mid_seconds for _, step in timed), default=1.0)
+    parts = [name for name in LIMITS if any(name in step.parts_seconds for _, step in timed)]
+    colours = {name: f"c{number}" for number, name in enumerate(LIMITS) if name in parts}
+    rows = []
+    for v, step in timed:
+        spent = {name: step.parts_seconds[name] for name in parts if name in step.parts_seconds}
+        segments = [
+            Segment(seconds, colours[name], f"{name}: {seconds_text(seconds)}, {seconds / step.mid_seconds:.0%}")
+            for name, seconds in spent.items()
+        ]
+        rows.append(_bar(v, segments, full, Cell(step_text(v), range_text(v))))
+    return BarChart(_legend(colours), rows)
+
+
+def _bar(
+    v: FitResult, segments: Sequence[Segment], full: float, figure: Cell, limit: float | None = None
+) -> tuple[str, Element, Cell]:
+    name = v.slice_name
+    label = f"{name}: {'; '.join(one.title for one in segments)}"
+    return name, stacked_bar(segments, full, label, limit), figure
+
+
+def _legend(colours: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    return [(css, name, "") for name, css in colours.items()]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Time and cost of the complete job on one slice, on demand or on spot."""
+
+    name: str
+    hours: float
+    usd: float
+    spot: bool
+    gpu: bool = False
+
+    @property
+    def title(self) -> str:
+        way = "spot" if self.spot else "on demand"
+        return f"{self.name} {way}: {hours_text(self.hours)} h, ${usd_text(self.usd)}"
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Return the points that no other point beats in both time and cost, fastest first."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.hours, p.usd)):
+        if not front or point.usd < front[-1].usd:
+            front.append(point)
+    return front
+
+
+def money_legend(points: Sequence[Point]) -> list[tuple[str, str, str]]:
+    """Return the legend of the chart of time against cost: circles are TPUs, squares are GPUs."""
+    platforms = [(gpu, "GPU" if gpu else "TPU") for gpu in (False, True) if any(p.gpu == gpu for p in points)]
+    both = len(platforms) > 1
+    entries = []
+    for spot, way in ((False, "on demand"), (True, "spot, with preemptions and waiting")):
+        for gpu, platform in platforms:
+            if any(p.spot == spot and p.gpu == gpu for p in points):
+                css = f"{'spot' if spot else 'demand'}{'' if gpu else ' round'}"
+                entries.append((css, f"{platform} {way}" if both else way, ""))
+    return entries
+
+
+def money_chart(points: Sequence[Point]) -> dict[str, Plot]:
+    """Return a chart of time against cost, for wide and for narrow screens. Both axes are logarithmic."""
+    x, y = log_scale([p.hours for p in points]), log_scale([p.usd for p in points])
+    fronts = {css: pareto([p for p in points if p.spot == bool(css)]) for css in ("", " spot")}
+    ordered = list(dict.fromkeys((*fronts[""], *fronts[" spot"], *points)))
+
+    def draw(size: tuple[int, int]) -> Plot:
+        plot = Plot(size, x, y, f"time against money: {'; '.join(p.title for p in points)}")
+        hours, dollars = log_ticks(x, 8 if size[0] > 500 else 4), log_ticks(y, 7)
+        plot.x_axis({tick: f"{tick:,g} h" for tick in hours}, "hours for the complete job")
+        plot.y_axis({tick: f"${tick:,g}" for tick in dollars})
+        for css, front in fronts.items():
+            if len(front) > 1:
+                plot.line([(p.hours, p.usd) for p in front], f"front{css}")
+        for p in points:
+            plot.point(p.hours, p.usd, "dot spot" if p.spot else "dot", p.title, square=p.gpu)
+        plot.names([(p.name, p.hours, p.usd) for p in ordered], above=sum(map(len, fronts.values())))
+        return plot
+
+    return both_widths(draw, 420)

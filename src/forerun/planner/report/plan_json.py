@@ -27,7 +27,7 @@ def as_json(
 
     Bytes are of one device. Dollars and hours are of the complete job.
     """
-    rows = [_slice_json(v, tariff or Tariff(), (changes or {}).get(_name(v), ())) for v in verdicts]
+    rows = [_slice_json(v, tariff or Tariff(), (changes or {}).get(v.slice_name, ())) for v in verdicts]
     return {"slices": [*rows, *(_impossible_json(one, rows[0]) for one in impossible)]}
 
 
@@ -41,7 +41,7 @@ def _impossible_json(one: Impossible, like: Mapping[str, Any]) -> dict[str, Any]
 
 def _slice_json(v: FitResult, tariff: Tariff, changes: Sequence[str]) -> dict[str, Any]:
     return {
-        "slice": _name(v),
+        "slice": v.slice_name,
         "platform": v.question.slice.platform,
         "fits": v.fits,
         "hbm_peak_bytes": int(v.memory.peak_bytes),
@@ -130,7 +130,3 @@ def _usd(offer: Offer | None) -> float | None:
 
 def _zone(offer: Offer | None) -> str | None:
     return offer.price.zone if offer else None
-
-
-def _name(v: FitResult) -> str:
-    return v.question.slice.name

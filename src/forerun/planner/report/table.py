@@ -15,19 +15,16 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, job_cost_of
 from forerun.planner.report.formatting import (
-    attention_notes,
-    doubt_notes,
+    UNCERTAIN,
     gib_text,
     hours_text,
     limit_text,
-    range_notes,
     range_text,
     rate_text,
     step_text,
-    unroll_notes,
     usd_text,
 )
-from forerun.planner.report.plan_notes import failure_notes, memory_notes, price_notes, provider_of
+from forerun.planner.report.plan_notes import figure_notes, memory_notes, provider_of
 from forerun.units import GIB
 
 PARTS = (("weights", "cyan"), ("optimizer", "blue"), ("gradients + activations", "magenta"))
@@ -40,10 +37,6 @@ DROPPED_WHEN_NARROW = (
     *("$\nspot", "range", "$ on\ndemand", "hours", "step"),
 )
 BAR = "usable memory"
-
-
-def _name(v: FitResult) -> str:
-    return v.question.slice.name
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ def _columns(verdicts: Sequence[FitResult], tariff: Tariff) -> list[Column]:
     only_gpus = all(v.question.slice.platform == "gpu" for v in verdicts)
     place, chips = ("machine", "GPUs") if only_gpus else ("slice", "chips")
     columns = [
-        Column("slice", lambda r: Text(_name(r.verdict), style="bold"), "left", place),
+        Column("slice", lambda r: Text(r.verdict.slice_name, style="bold"), "left", place),
         Column("chips", lambda r: str(r.verdict.question.slice.chips), heading=chips),
         Column("devices", lambda r: str(r.verdict.question.slice.devices)),
         Column("mesh", lambda r: r.verdict.mesh, "left"),
@@ -215,23 +208,12 @@ def _notes(rows: Sequence[PlanRow], tariff: Tariff, ascii_only: bool | None, mor
             notes.append("   " if n else "").append("#" if ascii_only else "█", style=colour).append(f" {name}")
         notes.append("\n")
     notes.append("\n".join(memory_notes([row.verdict for row in rows])), style="dim")
-    verdicts = [row.verdict for row in rows]
-    for line in (*price_notes([(row.verdict, row.bill) for row in rows], tariff), *failure_notes(verdicts)):
-        notes.append(f"\n{line}", style="dim")
-    for row in rows:
-        if row.verdict.memory.host_bytes >= GIB / 100:
-            waiting = f"{_name(row.verdict)}: {row.verdict.memory.host_bytes} per device are in host memory"
-            notes.append(f"\n{waiting}", style="yellow")
-    for line in attention_notes([row.verdict for row in rows]):
-        notes.append(f"\n{line}", style="dim")
-    for line in unroll_notes([row.verdict for row in rows]):
-        notes.append(f"\n{line}", style="dim")
-    for line in doubt_notes([row.verdict for row in rows]):
-        notes.append(f"\n{line}", style="yellow")
-    for line in range_notes([row.verdict for row in rows]):
-        notes.append(f"\n{line}", style="dim")
-    for row in rows:
-        if idle := row.verdict.question.idle_text():
+    for line in figure_notes([(row.verdict, row.bill) for row in rows], tariff):
+        notes.append(f"\n{line}", style="yellow" if line.startswith(UNCERTAIN) else "dim")
+    for v in (row.verdict for row in rows):
+        if v.memory.host_bytes >= GIB / 100:
+            notes.append(f"\n{v.slice_name}: {v.memory.host_bytes} per device are in host memory", style="yellow")
+        if idle := v.question.idle_text():
             notes.append(f"\n{idle}", style="yellow")
     for line in more:
         notes.append(f"\n{line}", style="dim")

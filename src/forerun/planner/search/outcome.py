@@ -187,7 +187,7 @@ def _nothing_found(
         raise CompilerFailure(f"none of {len(found.failures)} candidates could be compiled; {one}: {text}")
     if not ranking:
         nearest = max(found.verdicts.values(), key=lambda v: v.spare_bytes)
-        short = f"the nearest is {nearest.question.slice.name}, {-nearest.spare_bytes / GIB:.2f} GiB short"
+        short = f"the nearest is {nearest.slice_name}, {-nearest.spare_bytes / GIB:.2f} GiB short"
         return UserError(
             "E-PLAN-020",
             f"none of the {len(found.verdicts)} plans that were compiled fits",

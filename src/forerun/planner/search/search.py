@@ -20,8 +20,8 @@ from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
 from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
-from forerun.planner.compile.compiler import CompilerFailure, OnPhase, Stopped
-from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.compiler import CompilerFailure, OnPhase, Stopped, verdict
+from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
@@ -279,7 +279,7 @@ def _record_result(
     except Exception as error:  # a bug in forerun: report and do not cache it, but keep hours of other results
         found.failures[one] = f"{type(error).__name__}: {error}"
         return f"failed: {found.failures[one]}"
-    found.verdicts[one] = found.adjust(answer)
+    found.verdicts[one] = replace(found.adjust(answer), module=None)  # a program takes tens of MB
     found.compiled += 1
     if use_cache:
         result_cache.remember(answer)

@@ -7,18 +7,18 @@ reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype, require_matmul
 from forerun.hardware.mesh import MeshShape, check_model, check_sequence, divisors, slices_of, valid_meshes
-from forerun.hardware.slices import Slice
+from forerun.hardware.slices import Slice, gpu_machines, slice_named, slices
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
-from forerun.planner.search.search_slices import default_search_slices, named_exactly, slices_like
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -52,6 +52,12 @@ KERNEL = {  # attention kernels of the job that run on one platform only
     "splash": ("tpu", "attention: splash is a kernel for TPUs; set attention=auto"),
     "cudnn": ("gpu", "attention: cudnn is a kernel for GPUs; set attention=auto"),
 }
+
+GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")  # without --on; v2 and v3 must be named there
+SIZES_PER_GENERATION = 3
+GPUS = ("H100", "H200", "B200", "A100-80", "A100-40", "L40S", "L4", "4090", "5090")  # without --on
+SIZES_PER_GPU = 2
+MACHINE_COUNTS = (2, 4, 8)  # numbers of machines with eight GPUs, for jobs that are too large for one machine
 
 Usd = Callable[[Slice], float | None]  # price of a complete slice per hour; None if it is unknown
 
@@ -313,3 +319,69 @@ def _guessed_bytes(sizes: Footprint, one: Candidate, batch: int) -> float:
     """Return the estimated HBM per device of a candidate."""
     state = sizes.lower_bound_bytes(one.mesh) + sizes.gradient_bytes(one.mesh, one.accumulation(batch))
     return state + sizes.saved_bytes(one.mesh, one.micro_batch, one.remat) + ROOM_FOR_KERNELS_BYTES
+
+
+# ---- The slices of a search: those that `--on` names or matches, or sensible ones ----
+
+
+def slices_like(pattern: str) -> list[Slice]:
+    """Return the slices of a comma-separated list of names and globs.
+
+    Globs match standard TPU slices and single GPU machines only.
+    """
+    chosen: dict[str, Slice] = {}
+    for part in pattern.split(","):
+        matches = _matches(part) if _is_glob(part) else [slice_named(part)]
+        chosen |= {one.name: one for one in matches}
+    return list(chosen.values())
+
+
+def named_exactly(pattern: str | None) -> set[str]:
+    """Return the names of the slices that a list of names and globs names without a glob."""
+    parts = pattern.split(",") if pattern else []
+    return {slice_named(part).name for part in parts if not _is_glob(part)}
+
+
+def _is_glob(part: str) -> bool:
+    return any(mark in part for mark in "*?[")
+
+
+def _matches(part: str) -> list[Slice]:
+    glob = part.strip().lower().replace("v5litepod", "v5e")
+    matches = [one for one in (*slices(), *gpu_machines()) if fnmatchcase(one.name, glob)]
+    if matches:
+        return matches
+    raise UserError(
+        "E-PLAN-003",
+        f"--on {part.strip()} matches no slice",
+        why="a pattern is compared with the names of standard slices and single GPU machines, such as v6e-8 or h100-8",
+        fix="--on 'v6e-*,h100-*', or choose from: forerun hardware slices",
+    )
+
+
+def default_search_slices(job: Job, sizes: Footprint) -> list[Slice]:
+    """Return the smallest slices of each generation, and machines of each GPU, that hold weights and optimizer."""
+
+    def holding(known: Iterator[Slice], most: int) -> list[Slice]:
+        own = (one for one in known if one.devices >= (job.devices or 1))
+        large = [one for one in own if one.used_devices(job.devices) * one.chip.usable_bytes > sizes.resting_bytes]
+        return large[:most]
+
+    chosen = []
+    for generation in GENERATIONS:
+        own = (one for one in slices() if one.chip.name == generation)
+        chosen += holding(own, SIZES_PER_GENERATION)
+    for gpu in GPUS:
+        chosen += holding(_machines(gpu), SIZES_PER_GPU)
+    return chosen
+
+
+def _machines(gpu: str) -> Iterator[Slice]:
+    """Yield the machines of a GPU, smallest first, then several of the largest if the speed of its network is known."""
+    largest = None
+    for one in gpu_machines():
+        if one.chip.name == gpu:
+            yield one
+            largest = one
+    if largest is not None and largest.chip.gpu and largest.chip.gpu.network_bytes_per_second:
+        yield from (slice_named(f"{largest.name}x{nodes}") for nodes in MACHINE_COUNTS)

@@ -23,9 +23,8 @@ from typing import Literal
 
 from forerun.config.schema import Remat
 from forerun.planner.search.lower_bound import kept_names
-from forerun.planner.search.regression import Estimate
+from forerun.planner.search.regression import Estimate, StepModel
 from forerun.planner.search.space import Candidate, Space
-from forerun.planner.search.step_model import StepModel
 
 Goal = Literal["cheapest", "fastest", "balanced"]
 GOALS: tuple[Goal, ...] = ("cheapest", "fastest", "balanced")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from forerun.hardware.chips import Chip
-from forerun.planner.time.vector_work import LANES_PER_CYCLE
+
+LANES_PER_CYCLE = 4 * 1024  # of the vector unit, per core
 
 
 @dataclass(frozen=True)

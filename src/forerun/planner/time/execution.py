@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from forerun.planner.hlo import Computation, Instruction, Module
-from forerun.planner.time.activity import CORE, Activity
 from forerun.planner.time.transfers import is_collective, payload_bytes
 from forerun.planner.time.trip_counts import Loops
 
@@ -22,6 +21,27 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "parti
 FREE |= {"opt-barrier", "add-dependency"}
 
 Tally = defaultdict[str, float]
+CORE = "core"
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One entry of the timeline of a computation. Times count from the start of the computation."""
+
+    lane: str  # CORE, or the name of a queue such as "ici"
+    start_seconds: float
+    seconds: float
+    instruction: Instruction
+    kind: str = ""  # what the core did or waited for; empty on a queue and for a call
+    flops: float = 0.0
+    size_bytes: float = 0.0  # on the core: bytes of HBM that it reads and writes; on a queue: bytes of the operands
+    overhead_seconds: float = 0.0  # fixed part of `seconds`
+    called: str = ""  # the computation that runs inside, `trips` times
+    trips: int = 1
+
+    @property
+    def end_seconds(self) -> float:
+        return self.start_seconds + self.seconds
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The work of one matrix multiplication: its dimensions, its FLOPs, and the FLOPs that a matrix unit spends on it.
 
-The TPU compiler writes every matrix multiplication as a convolution, and may put batch, free and contracted dimensions
-into its window.
+XLA's GPU compiler calls cuBLAS for most products. The TPU compiler writes every matrix multiplication as a convolution,
+and may put batch, free and contracted dimensions into its window.
 
 A matrix unit holds a square tile of one operand and multiplies rows of the other one by it. So the tile's two
 dimensions are padded to the unit. Loading a tile takes as long as half of the unit's rows (counted in dumped code of
@@ -20,6 +20,12 @@ from forerun.planner.hlo import ITEM_BYTES, Computation, Instruction
 # Passes over bfloat16 parts of a float32 operand, for each precision that a program can ask for.
 PASSES = {"high": 3, "highest": 6}
 ROW_TILE = 8  # rows of a vector register
+# Targets: __cublas$gemm, __cublas$lt$matmul, and with $f8 or $mx for 8-bit operands.
+CUBLAS = re.compile(r'custom_call_target="__cublas\$')
+# Kernels of products of groups of rows.
+PRODUCT, OUTER, METADATA = "ragged-dot-none", "tgmm", "ragged-dot-metadata"
+FLOATS = ("bf16", "f16", "f32")
+DEFAULT_ROWS = 512  # rows of a tile in the kernel of the gradient
 
 
 @dataclass(frozen=True)
@@ -30,13 +36,18 @@ class MatrixProduct:
     m: int
     n: int
     k: int
+    operand: str = "bf16"  # dtype of the wider operand
     passes: int = 1
-    eight_bits: bool = False  # both operands have elements of 8 bits
 
     @property
     def flops(self) -> float:
         """FLOPs, two per multiply-add."""
         return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def eight_bits(self) -> bool:
+        """Whether both operands have elements of 8 bits."""
+        return ITEM_BYTES[self.operand] <= 1
 
     def unit_flops(self, unit: int, eight_bit_speed: float = 1.0) -> float:
         """Return the FLOPs of matrix units of `unit` x `unit` elements, with those that padding wastes.
@@ -54,17 +65,21 @@ def _padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def is_cublas_call(x: Instruction) -> bool:
+    return x.op == "custom-call" and CUBLAS.search(x.attributes) is not None
+
+
 def dot_product(computation: Computation, x: Instruction) -> MatrixProduct | None:
-    """Return the product that a `dot` computes, or None if an operand is unknown."""
+    """Return the product of a `dot` or of a call of cuBLAS, or None for others and if an operand is unknown."""
     left, right = computation.operand(x, 0), computation.operand(x, 1)
-    if left is None or right is None or not left.shapes or not right.shapes:
+    if (x.op != "dot" and not is_cublas_call(x)) or left is None or right is None:
         return None
-    contracted, batch = _numbers(x, "lhs_contracting_dims"), _numbers(x, "lhs_batch_dims")
+    contracted, batch = _dims(x, "lhs_contracting"), _dims(x, "lhs_batch")
     lhs = left.shapes[0].dims
     k, rows = math.prod(lhs[d] for d in contracted), math.prod(lhs[d] for d in batch)
     m = math.prod(size for d, size in enumerate(lhs) if d not in contracted and d not in batch)
     n = math.prod(x.shapes[0].dims) // max(1, rows * m)
-    return MatrixProduct(rows, m, n, k, _passes(x), _eight_bits(left, right))
+    return MatrixProduct(rows, m, n, k, _operand(left, right), _passes(x))
 
 
 def convolution_product(computation: Computation, x: Instruction) -> MatrixProduct | None:
@@ -91,12 +106,13 @@ def convolution_product(computation: Computation, x: Instruction) -> MatrixProdu
             k *= pairs
         else:
             batch *= pairs  # the usual form of a batch dimension; for a true convolution, only `flops` is exact
-    return MatrixProduct(batch, m, n, k, _passes(x), _eight_bits(left, right))
+    return MatrixProduct(batch, m, n, k, _operand(left, right), _passes(x))
 
 
-def _numbers(x: Instruction, name: str) -> tuple[int, ...]:
-    found = re.search(rf"\b{name}=\{{([\d,]*)\}}", x.attributes)
-    return tuple(int(number) for number in found[1].split(",") if number) if found else ()
+def _dims(x: Instruction, role: str) -> tuple[int, ...]:
+    """Return dimension numbers, from the attributes of a `dot` or the configuration of a call."""
+    found = re.search(rf'\b{role}_dims=\{{([\d,]*)\}}|"{role}_dimensions":\[([^\]]*)\]', x.attributes)
+    return tuple(int(number) for number in re.findall(r"\d+", (found[1] or found[2] or "") if found else ""))
 
 
 def _passes(x: Instruction) -> int:
@@ -104,8 +120,9 @@ def _passes(x: Instruction) -> int:
     return max(PASSES.get(found[1], 1), PASSES.get(found[2], 1)) if found else 1
 
 
-def _eight_bits(left: Instruction, right: Instruction) -> bool:
-    return all(ITEM_BYTES[shape.dtype] <= 1 for x in (left, right) for shape in x.shapes[:1])
+def _operand(left: Instruction, right: Instruction) -> str:
+    """Return the dtype of the wider operand."""
+    return max((x.shapes[0].dtype for x in (left, right)), key=lambda dtype: ITEM_BYTES[dtype])
 
 
 class _Window:
@@ -139,3 +156,57 @@ class _Window:
                 places = range(offset, offset + outputs * stride, stride)
                 pairs += sum(0 <= place < extent and place % spread == 0 for place in places)
         return pairs
+
+
+@dataclass(frozen=True)
+class GroupedShape:
+    """`groups` products: [rows of a group, inputs] x [inputs, outputs], or the transposed rows for a gradient.
+
+    On a TPU, the compiler makes a kernel of each `ragged_dot`. The gradient of the weights is a Pallas kernel, `tgmm`.
+    A third kernel computes where each group starts, from the numbers of rows, and takes no time.
+
+    A group may start inside a tile of rows, which the kernel then visits once for each of its groups. So there are up
+    to as many more tiles as there are groups, and a tile takes the full time even if it has few rows of its group.
+    """
+
+    groups: int
+    rows: int  # of all groups
+    inputs: int
+    outputs: int
+    tile: int  # rows
+
+    @property
+    def flops(self) -> float:
+        """FLOPs, two per multiply-add, without those of rows that belong to another group of their tile."""
+        return 2.0 * self.rows * self.inputs * self.outputs
+
+    def unit_flops(self, unit: int) -> float:
+        """Return the FLOPs of matrix units of `unit` x `unit` elements, with those that padding and tiles waste."""
+        tiles = -(-self.rows // self.tile) + self.groups - 1
+        return MatrixProduct(tiles, self.tile, self.outputs, self.inputs).unit_flops(unit)
+
+
+def is_metadata(x: Instruction) -> bool:
+    """Return whether `x` computes where each group starts."""
+    return x.name.startswith(METADATA)
+
+
+def grouped_shape(computation: Computation, x: Instruction) -> GroupedShape | None:
+    """Return the shape of the grouped product that `x` calls, or None if it calls another kernel."""
+    if not x.name.startswith((PRODUCT, OUTER)) or not x.shapes:
+        return None
+    operands = (computation.by_name.get(name) for name in x.operands)
+    shapes = (shape for operand in operands if operand for shape in operand.shapes)
+    arrays = [shape.dims for shape in shapes if shape.dtype in FLOATS and len(shape.dims) in (2, 3)]
+    result = x.shapes[0].dims
+    if len(arrays) < 2 or len(arrays[0]) != 2:
+        return None
+    rows = arrays[0][0]
+    if x.name.startswith(OUTER):
+        return (
+            GroupedShape(result[0], rows, result[1], result[2], min(DEFAULT_ROWS, rows)) if len(result) == 3 else None
+        )
+    if len(arrays[1]) != 3:
+        return None
+    tiling = re.search(r'ragged_dot_tiling="(\d+),', x.attributes)
+    return GroupedShape(arrays[1][0], rows, arrays[0][1], result[-1], int(tiling[1]) if tiling else DEFAULT_ROWS)

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from forerun.hardware.chips import Chip
-from forerun.planner.hlo import HBM, ITEM_BYTES, Computation, Instruction, Module
-from forerun.planner.time.gemm_shape import gemm_shape, is_cublas_call
-from forerun.planner.time.grouped_cost import grouped_shape
+from forerun.planner.hlo import HBM, Computation, Instruction, Module
 from forerun.planner.time.instruction_cost import InstructionWork
+from forerun.planner.time.matrix_work import dot_product, grouped_shape, is_cublas_call
 from forerun.planner.time.trip_counts import Loops
 
 MATMULS = ("dot", "convolution")
@@ -103,8 +102,8 @@ class _Walk:
         return (TimeFloor(compute=compute) if compute >= memory else TimeFloor(memory=memory)), 1
 
     def _peak_flops(self, computation: Computation, x: Instruction) -> float:
-        gemm = gemm_shape(computation, x) if self.roof.fp8_flops else None
-        return self.roof.fp8_flops if gemm and ITEM_BYTES[gemm.operand] <= 1 else self.roof.flops
+        gemm = dot_product(computation, x) if self.roof.fp8_flops else None
+        return self.roof.fp8_flops if gemm and gemm.eight_bits else self.roof.flops
 
     def _operand_bytes(self, computation: Computation, x: Instruction) -> float:
         """Return the bytes in HBM that the matrix multiplications of `x` read, each array once."""

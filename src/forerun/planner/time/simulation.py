@@ -22,8 +22,8 @@ from forerun.planner.time.collectives.collective_cost import OFFLOADED, Collecti
 from forerun.planner.time.collectives.slice_network import QUEUE, SliceNetwork, crosses_slices, rendezvous, sent_bytes
 from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
-from forerun.planner.time.grouped_cost import grouped_shape, is_metadata
 from forerun.planner.time.instruction_cost import InstructionWork
+from forerun.planner.time.matrix_work import grouped_shape, is_metadata
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
 from forerun.planner.time.transfers import (
     COLLECTIVES,

@@ -1,15 +1,18 @@
 """The predicted time of one step: a range, and the parts of its middle.
 
-The middle of the range is the simulated time. Low and high follow from the uncertainty of the step's parts, which is
-scaled to published runs (docs/explanation/accuracy.md lists them all).
+The middle of the range is the simulated time. Low and high follow from the uncertainty of the step's parts. Each part
+has a relative uncertainty with a physical reason (`RELATIVE`). The parts are assumed to be independent, so their
+effects on the step add up in quadrature. One common term is always included: another version of the compiler, and
+overheads of the training loop. One factor, `SCALE`, multiplies all effects. It is the only figure that is fitted to
+published runs (bench/accuracy/ranges.py), so that about 85 to 90 % of them are inside their ranges.
+docs/explanation/accuracy.md lists them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-
-from forerun.planner.time.uncertainty import RangeTerm
 
 # The resource that limits each part.
 LIMITS = {
@@ -20,6 +23,105 @@ LIMITS = {
     "memory-bound rest": "HBM",
     "network not hidden": "network",  # between machines with GPUs
 }
+
+
+# The range holds only for cases that the published runs of docs/explanation/accuracy.md cover. Others get one of these
+# doubts.
+SHORTEST_SECONDS = 0.1
+UNKNOWN_CHIP = "no published run on this generation was compared"
+SHORT = "no published run has a step below 0.1 s"
+OWN_MODEL = "no published run has a model of this kind"
+GUESSED_LOOP = "the number of iterations of a loop depends on data"
+UNKNOWN_KERNEL = "a kernel of unknown cost"
+SPARSE_CORES = "no published run on this generation gathers weights with sparse cores"
+SEVERAL_SLICES = "no published run on several slices was compared"
+ROOFLINE = "a lower bound: the simulation was below the chip's peak rates"
+SCALE = 1.85  # bench/accuracy/ranges.py
+MATTERS = 0.25  # terms with at least this share of the largest effect are reasons for the range
+MOST_REASONS = 3
+
+
+@dataclass(frozen=True)
+class RelativeError:
+    """How much shorter or longer than predicted a part can be, as shares of its predicted time."""
+
+    shorter: float
+    longer: float
+
+
+@dataclass(frozen=True)
+class RangeTerm:
+    """A cause of uncertainty, and how much shorter or longer the step can be because of it."""
+
+    cause: str
+    share: float  # of the step's time that the cause affects
+    shorter: float  # as a share of the predicted step
+    longer: float
+
+    @property
+    def effect(self) -> float:
+        return max(self.shorter, self.longer)
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """The range of a step relative to its predicted time, and the causes that contribute most, largest first."""
+
+    low_factor: float
+    high_factor: float
+    reasons: tuple[RangeTerm, ...] = ()
+
+
+# Another version of the compiler changes a program by about 5 %. What the simulation omits (input, logging, hosts that
+# wait for each other) only adds time: the same program was published with 2.38 and 2.70 s, a difference of 13 %.
+COMMON = RangeTerm("compiler version and training loop", 1.0, 0.05, 0.13)
+# The uncertainty of each kind of time. "Assumed" figures have no better source (2026-11).
+RELATIVE: dict[str, RelativeError] = {
+    # Fusions reach 62 to 98 % of the matrix unit's peak in dumped code. The mean of a program varies by 5 %.
+    "matmul": RelativeError(0.05, 0.05),
+    # Cycles of the compiler's final code: what varies is the number of skipped blocks and the overlap of loads.
+    "attention kernels": RelativeError(0.05, 0.05),
+    # Scaled from the nearest shape that was counted. Counted shapes differ from such a scaling by up to this much.
+    "attention kernels of another shape": RelativeError(0.15, 0.15),
+    # HBM traffic alone is a lower bound of a kernel's time. Assumed: a kernel can take twice as long.
+    "kernels of unknown cost": RelativeError(0.10, 1.00),
+    # Copies reach 83 to 90 % of the data sheet's bandwidth. Vector arithmetic is not modelled and adds time.
+    "memory-bound operations": RelativeError(0.12, 0.18),
+    # The overhead of a fusion is assumed, so it may be missing or twice as long.
+    "overheads of short operations": RelativeError(1.00, 1.00),
+    # The rate of the network card is the data sheet's, and no published run on several slices was compared. Assumed.
+    "transfers between slices": RelativeError(0.20, 1.00),
+    # The trip count is the largest constant of the condition. The data may end the loop earlier.
+    "loops of unknown length": RelativeError(0.50, 0.50),
+    # Another version of the compiler may have enough memory without this work.
+    "recomputation for lack of HBM": RelativeError(0.80, 0.20),
+}
+
+
+def term(cause: str, share: float) -> RangeTerm:
+    """Return the term of a part that takes `share` of the step."""
+    relative = RELATIVE[cause]
+    return RangeTerm(cause, share, share * relative.shorter, share * relative.longer)
+
+
+def part_terms(shares: Mapping[str, float]) -> list[RangeTerm]:
+    """Return a term for each part of a step. The keys of `shares` are causes of RELATIVE."""
+    return [term(cause, share) for cause, share in shares.items() if share > 0]
+
+
+def time_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> TimeRange:
+    """Combine independent terms and the common one into a range.
+
+    The error of a time is a ratio: a step that can take 1.25 times as long can as well take 1 / 1.25 of the time.
+    """
+    found = [COMMON, *terms]
+    shorter, longer = (
+        scale * math.hypot(*sides) for sides in zip(*((x.shorter, x.longer) for x in found), strict=True)
+    )
+    ordered = sorted(found[1:], key=lambda x: -x.effect)
+    least = MATTERS * max((x.effect for x in found), default=0.0)
+    reasons = tuple(x for x in ordered[:MOST_REASONS] if x.effect >= least)
+    return TimeRange(1 / (1 + shorter), 1 + longer, reasons)
 
 
 @dataclass(frozen=True)

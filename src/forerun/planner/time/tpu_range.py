@@ -12,21 +12,23 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from forerun.planner.time.activity import CORE, Activity
 from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.collectives.collective_cost import OFFLOADED
-from forerun.planner.time.execution import ProgramSimulation
-from forerun.planner.time.simulated_step_time import (
+from forerun.planner.time.execution import CORE, Activity, ProgramSimulation
+from forerun.planner.time.simulation import Simulation
+from forerun.planner.time.splash_cost import COUNTED, kernel_shape
+from forerun.planner.time.step_time import (
     OWN_MODEL,
+    RELATIVE,
     ROOFLINE,
     SEVERAL_SLICES,
     SPARSE_CORES,
     UNKNOWN_CHIP,
+    RangeTerm,
+    TimeRange,
+    part_terms,
+    time_range,
 )
-from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.splash_cost import kernel_shape
-from forerun.planner.time.splash_cycles import COUNTED
-from forerun.planner.time.uncertainty import RELATIVE, RangeTerm, TimeRange, part_terms, time_range
 
 # Collectives and host transfers may take this much longer or shorter. Links: rates of published microbenchmarks against
 # the data sheet, and the compiler's choice of a route. Host: PCIe is shared by the chips of a host.

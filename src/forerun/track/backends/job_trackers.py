@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.config.track import Track
+from forerun.config.run_sections import Track
 from forerun.errors import UserError
 from forerun.models.plugin import import_plugin
 from forerun.track.tracker import Tracker

@@ -11,7 +11,7 @@ import pytest
 
 from forerun.planner.compile import dump
 from forerun.planner.compile.dump import DumpTexts, copy_dump
-from forerun.planner.memory.memory_report import Unreadable
+from forerun.planner.memory import Unreadable
 
 # In the form of libtpu 0.0.42, with two memory spaces of 1,024 and 512 bytes.
 WHOLE = DumpTexts(

@@ -17,7 +17,7 @@ from forerun.hardware.slices import slice_named
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds

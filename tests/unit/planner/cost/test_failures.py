@@ -21,7 +21,7 @@ from forerun.planner.cost.failures import (
     goodput,
 )
 from forerun.planner.cost.job_cost import ASSUMPTIONS, saves_of
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.plan_notes import failure_notes
 from forerun.planner.time.step_time import StepTime

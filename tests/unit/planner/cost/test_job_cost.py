@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from error_assertions import assert_error
+from error_assertions import assert_error, raises_error
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
@@ -23,10 +23,11 @@ from forerun.planner.cost.job_cost import (
     Tariff,
     assumption_rows,
     job_cost_of,
+    possible_slices,
     saves_of,
+    teacher_cost,
 )
-from forerun.planner.cost.teacher_cost import possible_slices, teacher_cost
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
@@ -118,7 +119,7 @@ def test_the_cheapest_provider_of_each_machine_and_of_spot() -> None:
 
 
 def test_unknown_provider_is_reported_before_compiling() -> None:
-    with pytest.raises(UserError, match="E-HARDWARE-021"):
+    with raises_error("E-HARDWARE-021"):
         Tariff(providers=("gpc",)).check()
 
 

@@ -12,7 +12,7 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import RunCost, Saves, Tariff, job_cost_of
 from forerun.planner.cost.save_interval import aligned, best_interval, lost_share
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.report.plan_notes import save_notes
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob

@@ -8,7 +8,7 @@ from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.memory import MemoryReport
 from forerun.planner.report.remedies import OFFLOAD, remedies, verified
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob

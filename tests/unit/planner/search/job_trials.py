@@ -29,17 +29,15 @@ from forerun.models.sizes import decoder_config, is_plugin
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest, from_json, requests_of, slices_named
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff, job_cost_of
-from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
+from forerun.planner.memory import MemoryReport
 from forerun.planner.report.page import page
 from forerun.planner.report.plan_json import as_json
-from forerun.planner.report.remedies import remedies
+from forerun.planner.report.remedies import does_not_fit, nearest, over_budget, remedies
 from forerun.planner.report.table import print_table
 from forerun.planner.search.default_slices import Needs, default_slices
 from forerun.planner.search.job_file import winning_job
 from forerun.planner.search.ranking import ranked, shown
-from forerun.planner.search.search_slices import slices_like
-from forerun.planner.search.space import Bounds, Space, space_of
+from forerun.planner.search.space import Bounds, Space, slices_like, space_of
 from forerun.planner.search.strategy import GOALS, Outcome, Strategy
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.job_corpus import with_steps

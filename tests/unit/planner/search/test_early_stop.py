@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.config.schema import Job
-from forerun.planner.search.regression import Estimate
+from forerun.planner.search.regression import Estimate, StepModel
 from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
-from forerun.planner.search.step_model import StepModel
 from forerun.planner.search.strategy import ERRORS, LOOK_AHEAD, TRIES, Outcome, Rejection, Strategy
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB

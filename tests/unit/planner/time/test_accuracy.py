@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from forerun.planner.compile import compiler
+from forerun.planner.compile import compiler, fork_server
 
 ROOT = Path(__file__).resolve().parents[4]
 BENCH = ROOT / "bench" / "accuracy"
@@ -102,6 +101,7 @@ def test_a_small_run_is_predicted_again(bench: ModuleType, monkeypatch: pytest.M
     row = next(row for row in ROWS if row["job"] == predict.job_hash(run))
     monkeypatch.setattr(predict, "CACHE", tmp_path)
     monkeypatch.setattr(compiler, "parse", predict._keep_scheduled)
-    own_worker = SimpleNamespace(Popen=predict._start_own_worker, PIPE=subprocess.PIPE)
-    monkeypatch.setattr(compiler, "subprocess", own_worker)
+    for module, name in ((fork_server, "COMMAND"), (compiler, "_environment")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # what `use_own_server` replaces is restored
+    predict.use_own_server()
     assert predict.predict(run)["seconds"] == pytest.approx(row["seconds"], rel=0.02)

@@ -13,8 +13,7 @@ import pytest
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import Module, parse
-from forerun.planner.time.prediction import simulation_of, step_time
-from forerun.planner.time.simulated_step_time import ROOFLINE
+from forerun.planner.time.prediction import ROOFLINE, simulation_of, step_time
 
 SAMPLES = Path(__file__).parent / "samples"
 UNITS, TOKENS = 4096, 128

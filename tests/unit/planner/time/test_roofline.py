@@ -13,9 +13,8 @@ from forerun.planner.hlo import parse
 from forerun.planner.time.calibration import Calibration
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.execution import Spent
-from forerun.planner.time.prediction import step_time
+from forerun.planner.time.prediction import OWN_MODEL, ROOFLINE, SHORT, UNKNOWN_CHIP, step_time
 from forerun.planner.time.roofline import PeakRates, time_floor
-from forerun.planner.time.simulated_step_time import OWN_MODEL, ROOFLINE, SHORT, UNKNOWN_CHIP
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import StepTime
 

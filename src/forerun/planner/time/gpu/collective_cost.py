@@ -11,12 +11,40 @@ bandwidth is the sum of the adapters whose GPUs are in the group, but at most th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from forerun.planner.hlo import Computation, Instruction
+from forerun.planner.time.collectives.replica_groups import replica_groups, source_target_pairs
 from forerun.planner.time.gpu.gpu_model import GpuModel
-from forerun.planner.time.gpu.replica_groups import GroupLayout, crosses_machines, group_layout
 
 LINKS, NETWORK = "links", "network"  # the queues of collectives
 TREE_SHARE = 0.92  # bus bandwidth of trees relative to the ring, in NCCL's own tuning model (src/graph/tuning.cc)
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """One group of a collective: its devices, the machines that they are on, and the devices on each machine."""
+
+    devices: int
+    nodes: int
+
+    @property
+    def devices_per_node(self) -> float:
+        return self.devices / self.nodes
+
+
+def group_layout(x: Instruction, devices_per_host: int) -> GroupLayout:
+    """Return the layout of the group that is spread over the most machines."""
+    layouts = [
+        GroupLayout(len(group), len({device // devices_per_host for device in group})) for group in replica_groups(x)
+    ]
+    return max(layouts, key=lambda layout: (layout.nodes, layout.devices), default=GroupLayout(1, 1))
+
+
+def crosses_machines(x: Instruction, devices_per_host: int) -> bool:
+    """Return whether a collective-permute sends between machines."""
+    pairs = source_target_pairs(x)
+    return any(source // devices_per_host != target // devices_per_host for source, target in pairs)
 
 
 def collective_queue_and_seconds(model: GpuModel, computation: Computation, x: Instruction) -> tuple[str, float]:

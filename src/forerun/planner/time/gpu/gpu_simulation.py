@@ -21,12 +21,11 @@ from forerun.planner.time.execution import (
     collective_in,
     target_of,
 )
-from forerun.planner.time.gemm_shape import GemmShape, gemm_shape
-from forerun.planner.time.gpu.attention_cost import attention_seconds, attention_shape, is_fused_attention
 from forerun.planner.time.gpu.collective_cost import LINKS, NETWORK, collective_queue_and_seconds
-from forerun.planner.time.gpu.gemm_cost import gemm_seconds
 from forerun.planner.time.gpu.gpu_model import GpuModel
+from forerun.planner.time.gpu.kernel_cost import attention_seconds, attention_shape, gemm_seconds, is_fused_attention
 from forerun.planner.time.instruction_cost import InstructionWork
+from forerun.planner.time.matrix_work import MatrixProduct, dot_product
 from forerun.planner.time.transfers import COLLECTIVES, is_collective, moved_bytes_and_direction
 
 # A kernel finds its operands in the L2 cache if all its data takes at most this share of it. Assumed, 2026-11.
@@ -61,10 +60,10 @@ class GpuSimulation(ProgramSimulation):
     def guessed_loops(self) -> list[str]:
         return [name for name in super().guessed_loops if name not in self.attention_loops]
 
-    def gemms_in(self, computation: Computation, x: Instruction) -> list[GemmShape]:
+    def gemms_in(self, computation: Computation, x: Instruction) -> list[MatrixProduct]:
         """Return the matrix multiplications of an instruction, including those inside a fusion."""
         if x.op != "fusion":
-            shape = gemm_shape(computation, x)
+            shape = dot_product(computation, x)
             return [shape] if shape else []
         inner = self.module.computations.get(x.attribute("calls") or "")
         return [gemm for y in inner.instructions for gemm in self.gemms_in(inner, y)] if inner else []
@@ -164,7 +163,7 @@ class _GpuRun(ComputationRun):
             self._compute("attention", attention_seconds(self.sim.model, attention), flops=attention.flops)
             self.spent.flops["attention"] += attention.flops
             return
-        if gemm_shape(self.computation, x) is not None:
+        if dot_product(self.computation, x) is not None:
             self._kernel(x)
             return
         touched = self.sim.work.hbm_bytes(self.computation, x)

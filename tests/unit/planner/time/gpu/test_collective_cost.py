@@ -7,10 +7,16 @@ from dataclasses import replace
 import pytest
 
 from forerun.hardware.chips import chip_named
-from forerun.planner.hlo import parse
-from forerun.planner.time.gpu.collective_cost import collective_queue_and_seconds, ring_seconds, tree_seconds
+from forerun.planner.hlo import Instruction, parse
+from forerun.planner.time.gpu.collective_cost import (
+    GroupLayout,
+    collective_queue_and_seconds,
+    crosses_machines,
+    group_layout,
+    ring_seconds,
+    tree_seconds,
+)
 from forerun.planner.time.gpu.gpu_model import GpuModel, assumed_gpu
-from forerun.planner.time.gpu.replica_groups import GroupLayout
 
 GB = 1e9
 NODE = GroupLayout(8, 1)
@@ -120,3 +126,26 @@ def test_instructions() -> None:
     assert collective(sent) == ("links", pytest.approx(size / gpu.link_bytes_per_second))
     alone = f"{shape} all-reduce(%a), replica_groups=[8,1]<=[8]"
     assert collective(alone) == ("links", 0.0)
+
+
+def instruction(attributes: str) -> Instruction:
+    return Instruction("x", "all-reduce", (), (), "", attributes, False)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "layout"),
+    [
+        (", replica_groups={}", GroupLayout(1, 1)),
+        ("replica_groups=[1,16]<=[16]", GroupLayout(16, 2)),
+        ("replica_groups=[2,8]<=[16]", GroupLayout(8, 1)),
+        ("replica_groups=[8,2]<=[2,8]T(1,0)", GroupLayout(2, 2)),
+        ("replica_groups={{0,8},{1,9}}", GroupLayout(2, 2)),
+    ],
+)
+def test_machines_of_a_group(attributes: str, layout: GroupLayout) -> None:
+    assert group_layout(instruction(attributes), 8) == layout
+
+
+def test_permutes_between_machines() -> None:
+    assert not crosses_machines(instruction("source_target_pairs={{0,1},{1,0}}"), 8)
+    assert crosses_machines(instruction("source_target_pairs={{0,1},{7,8}}"), 8)

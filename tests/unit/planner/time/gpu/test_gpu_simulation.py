@@ -15,9 +15,8 @@ from forerun.planner.hlo import Module, parse
 from forerun.planner.time.execution import Spent
 from forerun.planner.time.gpu.gpu_model import GpuModel
 from forerun.planner.time.gpu.gpu_simulation import GpuSimulation
-from forerun.planner.time.prediction import GPU_VALIDATION, gpu_step_time
+from forerun.planner.time.prediction import GPU_VALIDATION, GUESSED_LOOP, UNKNOWN_CHIP, UNKNOWN_KERNEL, gpu_step_time
 from forerun.planner.time.roofline import PeakRates, time_floor
-from forerun.planner.time.simulated_step_time import GUESSED_LOOP, UNKNOWN_CHIP, UNKNOWN_KERNEL
 
 SAMPLE = Path(__file__).parents[1] / "samples" / "qwen3_06b_h100.txt.xz"
 MIB = 2**20

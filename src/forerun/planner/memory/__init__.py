@@ -1,1 +1,0 @@
-"""The compiler's memory report, and its breakdown by contents."""

@@ -30,7 +30,7 @@ from forerun.errors import UserError
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.teacher_targets import with_teacher_targets
-from forerun.supervise.leader.member import Member
+from forerun.supervise.leader.leader_view import Member
 from forerun.supervise.leader.verdicts import differing
 from forerun.track.display.make_display import make_display
 from forerun.verbs.write_cache import write_cache

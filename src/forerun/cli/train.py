@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forerun.config.stages import Stage
     from forerun.run.train import TrainResult
     from forerun.supervise.host_address import Hosts
-    from forerun.supervise.worker.worker import Worker
+    from forerun.supervise.worker import Worker
 
     Ready = Callable[[Worker], Job | None]
 
@@ -57,7 +57,7 @@ def train(
     from forerun.config.load import load
     from forerun.config.stages import stages_of
     from forerun.run.step_range import range_of
-    from forerun.supervise.worker.worker import connect
+    from forerun.supervise.worker import connect
 
     worker = connect(_imports)
     command = TrainCommand(job, overrides, supervise, host, leader, secret, **options)
@@ -90,7 +90,7 @@ class TrainCommand:
     def run_stages(self, stages: Sequence[Stage], name: str | None, worker: Worker | None) -> int:
         """Train the chosen stages one after the other. A stage that stops early ends the command."""
         from forerun.config.stages import stage_named
-        from forerun.supervise.worker.worker import alone
+        from forerun.supervise.worker import alone
 
         chosen = stages if name is None else (stage_named(stages, name),)
         if self.profile and len(chosen) > 1:
@@ -167,7 +167,7 @@ class TrainCommand:
         from forerun.models.plugin import use_job_folder
         from forerun.run.step_range import range_of
         from forerun.supervise.free_tpu import require_free_tpu_for
-        from forerun.supervise.worker.worker import alone
+        from forerun.supervise.worker import alone
 
         use_job_folder(loaded.path.parent)
         if worker is None or worker.is_alone:

@@ -17,7 +17,7 @@ from forerun.program.state import Metrics, State
 from forerun.run.guard import Action, DivergenceGuard, describe_rejection
 from forerun.run.hooks import FinishedStep, Hook
 from forerun.run.validation import Validation
-from forerun.supervise.worker.worker import Stopped, Worker
+from forerun.supervise.worker import Stopped, Worker
 
 T = TypeVar("T")
 

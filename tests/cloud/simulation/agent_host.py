@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.cloud.host import agent as agent_module
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 RESTART_SECONDS = 5.0  # RestartSec= of the agent's unit
 
 
-@dataclass(frozen=True)
 class SimulatedLayout(HostLayout):
     """The file tree of a simulated host, with the ID of its boot."""
 
-    host: AgentHost | None = None
+    def __init__(self, root: Path, host: AgentHost) -> None:
+        super().__init__(root)
+        self.host = host
 
     def boot_id(self) -> str:
-        assert self.host is not None
         return f"boot-{self.host.boots}"
 
 

@@ -22,7 +22,7 @@ from forerun.cloud.record.entries import CloudRun, LeaseEntry
 from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
-from simulation.bucket import FOLDER, BucketFolder
+from simulation.bucket import BucketFolder
 from simulation.events import TraceReporter
 from simulation.guest import Delivery
 from simulation.machines import Machine
@@ -259,10 +259,10 @@ class KeeperProcess(ControllerProcess):
             )
 
 
-def rent_keeper(simulation: Simulation) -> Machine:
+def rent_keeper(simulation: Simulation, run: CloudRun) -> Machine:
     """Create the machine of the keeper, with the limit that `forerun run` gives it."""
     limit = int(simulation.scenario.cap_usd / KEEPER_USD_PER_HOUR * 3600)
-    request = keeper_request("sim", FOLDER, ("zone-a", "e2-small"), {}, limit_seconds=limit)
+    request = keeper_request(run, "zone-a", "e2-small", {}, limit)
     simulation.cloud.create(request, "compute")
     assert request.labels[labels.ROLE] == labels.KEEPER_ROLE
     return simulation.cloud.machines[-1]

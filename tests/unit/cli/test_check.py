@@ -152,7 +152,7 @@ def test_a_class_of_the_users_own(job: str, capsys: Capture) -> None:
     assert found["method"][0] == "none"
     assert found["trainable"] != found["parameters"], "the recurrent weights of a reservoir do not learn"
     assert main(["check", "--all", str(example), "model.options.leek=1", "device=cpu"]) == 2
-    assert "does not accept these options" in capsys.readouterr().err
+    assert "[E-MODEL-009]" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_the_mesh_is_told_below_the_values(job: str, capsys: Capture) -> None:

@@ -260,7 +260,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 
 def test_a_model_without_a_template_does_not_chat(asked: list[dict[str, Any]], capsys: Capture) -> None:
     assert main(["chat", "plain-model"]) == 2
-    assert "plain-model has no chat template" in capsys.readouterr().err
+    assert "[E-COMMAND-021]" in capsys.readouterr().err
 
 
 def test_commands_are_not_sent_to_the_model(

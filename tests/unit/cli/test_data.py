@@ -43,7 +43,7 @@ def test_it_shows_what_the_model_will_see(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_folder_for_the_page_that_is_not_there_is_said_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "job.yaml", "--html", "nowhere/page.html"]) == 2
-    assert "there is no such folder" in capsys.readouterr().err
+    assert "[E-COMMAND-006]" in capsys.readouterr().err
     assert not Path("store").exists()
 
 

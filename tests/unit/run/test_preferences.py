@@ -26,7 +26,7 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
 from forerun.run.preference_reference import read_log_probs, with_reference, write_log_probs
 from forerun.run_folder.run_folder import RunFolder
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 

@@ -21,7 +21,7 @@ from forerun.reporter import LineReporter
 from forerun.run.profile_hook import ProfileHook, Recording, still_ahead
 from forerun.run.step_range import StepRange, range_of
 from forerun.run.train import train
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 from forerun.verbs.profile import profile
 
 MakeJob = Callable[..., Job]

@@ -23,8 +23,8 @@ from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.run.validation import Best, ValidationResult, require_nats
 from forerun.supervise.protocol.channel import NullChannel
-from forerun.supervise.worker.stop import Stop
-from forerun.supervise.worker.worker import ProgressReporter, Worker
+from forerun.supervise.worker import ProgressReporter, Worker
+from forerun.supervise.worker_stop import Stop
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 

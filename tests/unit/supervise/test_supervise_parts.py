@@ -24,20 +24,20 @@ from forerun.hardware import maintenance_notice
 from forerun.hardware.tpu_hosts import MAX_BYTES, TpuHosts, find_tpu_hosts
 from forerun.supervise.free_tpu import require_free_tpu, require_free_tpu_for
 from forerun.supervise.host_address import PORT, Hosts, bound_address, given, parse
-from forerun.supervise.leader import verdicts
-from forerun.supervise.leader.leader_view import RestartPolicy
-from forerun.supervise.leader.member import Member
+from forerun.supervise.leader.leader_view import Member, RestartPolicy
+from forerun.supervise.leader.verdicts import death, first_cause
 from forerun.supervise.owner import Owner
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.json_form import decode_from_leader, encode
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.secret import VARIABLE, read_secret
-from forerun.supervise.protocol.worker_state import WorkerExit
+from forerun.supervise.protocol.messages import Ending, WorkerExit
+from forerun.supervise.protocol.wire import SECRET_VARIABLE, read_secret
 
 
 def test_a_secret_from_the_environment_does_not_stay_there() -> None:
-    environment = {VARIABLE: "0123456789abcdef", "HOME": "/"}
-    assert read_secret(None, environment).mac(b"x") == read_secret(None, {VARIABLE: "0123456789abcdef\n"}).mac(b"x")
+    environment = {SECRET_VARIABLE: "0123456789abcdef", "HOME": "/"}
+    assert read_secret(None, environment).mac(b"x") == read_secret(None, {SECRET_VARIABLE: "0123456789abcdef\n"}).mac(
+        b"x"
+    )
     assert environment == {"HOME": "/"}
 
 
@@ -219,30 +219,30 @@ def member(index: int, code: int | None, *, ended: bool = False, tail: str = "")
     ],
 )
 def test_a_death_is_told_by_its_cause(codes: tuple[int | None, ...], cause: int | None) -> None:
-    found = verdicts.first_cause([member(index, code) for index, code in enumerate(codes)])
+    found = first_cause([member(index, code) for index, code in enumerate(codes)])
     assert (found.index if found else None) == cause
 
 
 def test_those_we_ended_have_not_died() -> None:
-    found = verdicts.first_cause([member(0, -9, ended=True), member(1, 1)])
+    found = first_cause([member(0, -9, ended=True), member(1, 1)])
     assert found is not None
     assert found.index == 1
 
 
 def test_deaths_in_words() -> None:
-    assert "SIGKILL (kill -9" in verdicts.death(member(2, -9))
-    text = verdicts.death(member(1, 3, tail="Traceback ...\nValueError: no\n  for more run it again\n\n"))
+    assert "SIGKILL (kill -9" in death(member(2, -9))
+    text = death(member(1, 3, tail="Traceback ...\nValueError: no\n  for more run it again\n\n"))
     assert text == "the worker of host 1 (vm-1) exited with code 3: ValueError: no"
-    assert "signal 60" in verdicts.death(member(0, -60))
+    assert "signal 60" in death(member(0, -60))
 
 
 def test_a_host_that_lost_a_peer_is_not_the_cause() -> None:
     lost = member(0, 1, tail="JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited")
     crashed = member(1, 1, tail="ValueError: no")
-    assert verdicts.first_cause([lost, crashed]) == crashed
-    assert verdicts.first_cause([lost]) == lost
-    assert "NCCL_DEBUG=INFO" in verdicts.death(lost)
-    assert "NCCL_DEBUG=INFO" not in verdicts.death(crashed)
+    assert first_cause([lost, crashed]) == crashed
+    assert first_cause([lost]) == lost
+    assert "NCCL_DEBUG=INFO" in death(lost)
+    assert "NCCL_DEBUG=INFO" not in death(crashed)
 
 
 def test_restarts_without_progress_come_later_and_later() -> None:
@@ -289,7 +289,7 @@ def test_an_ending_is_told_whole() -> None:
 
 def test_a_supervisor_never_imports_jax() -> None:
     program = (
-        "import sys, forerun.supervise.supervisor, forerun.supervise.worker.worker\n"
+        "import sys, forerun.supervise.supervisor, forerun.supervise.worker\n"
         "print([name for name in ('jax', 'numpy', 'orbax', 'pydantic') if name in sys.modules])"
     )
     source = str(Path(__file__).resolve().parents[3] / "src")

@@ -22,7 +22,7 @@ def test_settings_ignore_keys_of_newer_versions(tmp_path: Path) -> None:
     file = tmp_path / "agent.json"
     file.write_text(json.dumps({**vars(SETTINGS), "colour": "blue"}))
     assert read_settings(file) == SETTINGS
-    assert SETTINGS.relative_run_folder == "runs/tiny"
+    assert SETTINGS.run_folder == "runs/tiny"
 
 
 @pytest.mark.parametrize(

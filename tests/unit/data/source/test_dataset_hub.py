@@ -116,7 +116,7 @@ def test_offline_gives_the_same_and_a_part_is_never_taken_for_the_whole(reposito
         asked = [one, f"{PLACE}/data", PLACE, "hf://datasets/acme/other"]
         same, folder, whole, other = answers(asked, home, server.endpoint, **offline)
         assert same == part
-        assert "not complete on this machine" in folder["error"]
+        assert "[E-DATA-039]" in folder["error"]
         assert "data/train-00000-of-00002.jsonl is missing" in folder["error"]
         assert "README.md is missing" in whole["error"]
         assert "acme/other is not" in other["error"]
@@ -143,7 +143,7 @@ def test_what_another_tool_fetched_is_not_taken_for_the_whole(repositories: Path
         for file in home.glob("hub/datasets--acme--tales/forerun/*.json"):
             file.unlink()
         error = ask(PLACE, home, server.endpoint, HF_HUB_OFFLINE="1")["error"]
-        assert "was not fetched by forerun" in error
+        assert "[E-DATA-038]" in error
         assert f"data.path={home}/hub/datasets--acme--tales/snapshots/" in error
 
 
@@ -207,7 +207,7 @@ def test_no_such_dataset_and_no_hub(repositories: Path, tmp_path: Path) -> None:
     with socket() as deaf:  # bound, so that nobody else answers there
         deaf.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        assert "the hub cannot be reached" in ask(PLACE, tmp_path / "home", endpoint)["error"]
+        assert "[E-HUB-026]" in ask(PLACE, tmp_path / "home", endpoint)["error"]
 
 
 def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The keeper's machine, on the fake cloud. Some of its zones have no e2 machines, as TPU-only zones of the real one."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from forerun.cloud import labels
 from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.keeper.keeper_start import keeper_place, keeper_request
 from forerun.cloud.provider import SliceRequest, SliceState
+from forerun.cloud.record.entries import CloudRun, Option
 from forerun.errors import UserError
 
 SLICE = SliceRequest(
@@ -56,7 +59,9 @@ def test_a_region_without_any_machine(
 
 def test_a_keeper_lives_apart_from_the_slice(cloud: CloudInProcess, provider: ComputeProvider) -> None:
     place = keeper_place(provider, SLICE.zone)
-    keeper = keeper_request("a", "gs://b/a", place, {"startup-script": "x"}, limit_seconds=3600)
+    option = Option("tpu", "v6e-8", SLICE.zone, "on-demand", 1, 10.8)
+    run = CloudRun("a", "gs://b/a", "steps: 1\n", (option,), 40.0, 0.0, keeper=True)
+    keeper = keeper_request(run, *place, {"startup-script": "x"}, 3600)
     provider.create(SLICE)
     provider.create(keeper)
     provider.create(replace(keeper))

@@ -7,16 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from forerun.supervise.agent import Agent
+from forerun.supervise.child import Child
 from forerun.supervise.console import Console
-from forerun.supervise.host.agent import Agent
-from forerun.supervise.host.child import Child
 from forerun.supervise.host_address import Hosts
 from forerun.supervise.protocol.json_form import decode_from_host
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import HostBeat, HostUnits, WorkerUnits
-from forerun.supervise.protocol.secret import Secret
-from forerun.supervise.protocol.wire import Line
-from forerun.supervise.protocol.worker_state import WorkerView
+from forerun.supervise.protocol.messages import HostBeat, HostUnits, WorkerUnits, WorkerView
+from forerun.supervise.protocol.wire import Line, Secret
 
 
 class RecordingLine:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forerun.supervise.protocol.messages import FromWorker, WorkerUnits
-from forerun.supervise.worker.stop import Stop, Stopped, save_fits
+from forerun.supervise.worker_stop import Stop, Stopped, save_fits
 
 
 class Said:

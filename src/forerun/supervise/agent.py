@@ -18,16 +18,16 @@ from typing import Any, assert_never
 
 from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
+from forerun.supervise.child import Child
 from forerun.supervise.console import Console
-from forerun.supervise.host.child import Child
 from forerun.supervise.host_address import Hosts
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.json_form import InvalidMessage, decode_from_leader, encode
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import (
     AskStacks,
     AskUnits,
     Begin,
+    Ending,
     EndWorker,
     Exited,
     FromLeader,
@@ -45,10 +45,8 @@ from forerun.supervise.protocol.messages import (
     StopNotice,
     WorkerUnits,
 )
-from forerun.supervise.protocol.secret import VARIABLE as SECRET_VARIABLE
-from forerun.supervise.protocol.secret import Secret
 from forerun.supervise.protocol.tunnel import TunnelEntrance, coordinator_socket
-from forerun.supervise.protocol.wire import Line, NotForerun, Refused, join
+from forerun.supervise.protocol.wire import SECRET_VARIABLE, Line, NotForerun, Refused, Secret, join
 from forerun.units import Seconds
 
 TRIES = 3  # refused connections, until this host gives up

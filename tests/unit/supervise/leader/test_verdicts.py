@@ -8,15 +8,18 @@ import sys
 
 import pytest
 
-from forerun.supervise.host.child import frames_of
-from forerun.supervise.leader.blame import Evidence, blame, stalled
+from forerun.supervise.child import WorkerProgress, frames_of
+from forerun.supervise.leader.leader_view import Member
+from forerun.supervise.leader.verdicts import blame, stalled
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import Phase, Saved, Step, Unit, Waiting, WorkerUnits
-from forerun.supervise.protocol.worker_progress import WorkerProgress
-from forerun.supervise.protocol.worker_state import WorkerView
+from forerun.supervise.protocol.messages import Phase, Saved, Step, Unit, Waiting, WorkerUnits, WorkerView
 
 JAX = "_value (/env/site-packages/jax/_src/array.py:600)"
 USER = "read (/home/me/data.py:7)"
+
+
+def host_with(view: WorkerView, frames: tuple[str, ...] = (), busy: float = 0.0) -> Member:
+    return Member(0, "a", "vm-0", 100, 0.0, view=view, frames=frames, busy=busy)
 
 
 def stepped(seconds: list[float], limits: Limits | None = None) -> WorkerProgress:
@@ -117,7 +120,7 @@ def test_a_process_that_a_signal_has_stopped_is_not_excused_by_a_long_phase() ->
     halted = seen(109.0, "T")
     assert halted.overdue
     assert stalled({0: halted, 1: view(phase="compile", limit=7200)})
-    assert blame({0: Evidence(halted), 1: Evidence(view(phase="compile"))}).host == 0
+    assert blame({0: host_with(halted), 1: host_with(view(phase="compile"))}).host == 0
     assert not seen(110.0, "R").overdue, "somebody has let it go on"
     assert not seen(120.0, "T").overdue
 
@@ -125,19 +128,19 @@ def test_a_process_that_a_signal_has_stopped_is_not_excused_by_a_long_phase() ->
 @pytest.mark.parametrize(
     ("hosts", "host", "words"),
     [
-        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(state="T"))}, 1, "is stopped"),
-        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(8), (JAX,))}, 1, "begun 8 units of work, others 9"),
-        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(), (USER,))}, 1, "in read (/home/me/data.py:7)"),
-        ({0: Evidence(view(9), (USER,)), 1: Evidence(view(8), (JAX,))}, 1, "begun 8"),
-        ({0: Evidence(view(), (JAX, USER), 0.9), 1: Evidence(view(), (JAX,), 0.02)}, 0, "called by read"),
-        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(phase="save", silent=4000, limit=3600))}, 1, "'save'"),
-        ({0: Evidence(view(), (JAX,)), 1: Evidence(view())}, 1, "does not report its stack"),
-        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(), (JAX,))}, None, "network"),
-        ({0: Evidence(view(), (USER,))}, 0, "no progress for 12.0 s"),
+        ({0: host_with(view(), (JAX,)), 1: host_with(view(state="T"))}, 1, "is stopped"),
+        ({0: host_with(view(), (JAX,)), 1: host_with(view(8), (JAX,))}, 1, "begun 8 units of work, others 9"),
+        ({0: host_with(view(), (JAX,)), 1: host_with(view(), (USER,))}, 1, "in read (/home/me/data.py:7)"),
+        ({0: host_with(view(9), (USER,)), 1: host_with(view(8), (JAX,))}, 1, "begun 8"),
+        ({0: host_with(view(), (JAX, USER), 0.9), 1: host_with(view(), (JAX,), 0.02)}, 0, "called by read"),
+        ({0: host_with(view(), (JAX,)), 1: host_with(view(phase="save", silent=4000, limit=3600))}, 1, "'save'"),
+        ({0: host_with(view(), (JAX,)), 1: host_with(view())}, 1, "does not report its stack"),
+        ({0: host_with(view(), (JAX,)), 1: host_with(view(), (JAX,))}, None, "network"),
+        ({0: host_with(view(), (USER,))}, 0, "no progress for 12.0 s"),
     ],
 )
 def test_the_host_to_blame_is_the_one_that_the_others_wait_for(
-    hosts: dict[int, Evidence], host: int | None, words: str
+    hosts: dict[int, Member], host: int | None, words: str
 ) -> None:
     found = blame(hosts)
     assert found.host == host

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
 import jax
 import pytest
 
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 
 JOIN = """
 import sys
 from dataclasses import replace
 import jax
 from jax._src import xla_bridge
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 replace(silent_worker(), hosts=2, index=int(sys.argv[1]), coordinator=sys.argv[2]).initialize_jax()
 jax.config.update("jax_platforms", "cpu")
 print(xla_bridge.CUDA_VISIBLE_DEVICES.value, len(jax.local_devices()), len(jax.devices()))
@@ -59,3 +60,27 @@ def test_slurm_does_not_reduce_the_devices_of_a_node(tmp_path: Any, monkeypatch:
     for lines in printed:
         assert lines[0].split() == ["all", "4", "8"]
         assert lines[1].split() == ["0"] * 4 + ["1"] * 4, "the devices of a node are consecutive"
+
+
+TICK_SECONDS = 0.02  # the system knows the start of a process in hundredths of a second
+PROGRAM = """
+import time
+time.sleep(0.3)
+from forerun.supervise.worker import process_start_seconds
+print(process_start_seconds())
+"""
+
+
+def test_the_start_of_a_process_is_before_its_imports() -> None:
+    before = time.time()
+    child = subprocess.Popen([sys.executable, "-P", "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    begun = time.time()
+    printed, _ = child.communicate(timeout=300)
+    assert before - TICK_SECONDS < float(printed) < begun + TICK_SECONDS
+
+
+def test_only_the_first_run_of_a_process_begins_with_it() -> None:
+    worker = replace(silent_worker(), _starts=[5.0])
+    assert worker.take_start_seconds() == 5.0
+    now = time.time()
+    assert worker.take_start_seconds() >= now

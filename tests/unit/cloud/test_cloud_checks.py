@@ -1,5 +1,7 @@
 """All checks of a project against the fake of Google's APIs."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import urllib.request
@@ -9,8 +11,20 @@ from typing import Any
 import pytest
 from fake import PROJECT, FakeCloud, Fault
 
-from forerun.cloud.cloud_checks import CloudNeed, check_boot_disk, cloud_checks, place_finding
+from forerun.cloud.cloud_checks import (
+    ANYWHERE,
+    TUNNEL_RANGE,
+    CloudNeed,
+    QuotaLimit,
+    allowed_by,
+    check_boot_disk,
+    cloud_checks,
+    fitting_limits,
+    place_finding,
+    quota_limits,
+)
 from forerun.cloud.providers import google_rest
+from forerun.hardware.slices import slice_named
 from forerun.units import GIB
 
 ZONE = "us-east5-b"
@@ -155,3 +169,100 @@ def test_the_disk_holds_the_data_twice(cloud: FakeCloud, data_gib: int, disk_gib
     rest = google_rest(environment=cloud.environment())
     need = dataclasses.replace(NEED, data_bytes=data_gib * GIB, disk_gib=disk_gib)
     assert check_boot_disk(rest, need).status == status
+
+
+def rule(name: str, **values: Any) -> dict[str, Any]:
+    tcp = [{"IPProtocol": "tcp", "ports": ["22"]}]
+    return {"name": name, "direction": "INGRESS", "priority": 1000, "sourceRanges": [ANYWHERE], "allowed": tcp} | values
+
+
+def deny(name: str, **values: Any) -> dict[str, Any]:
+    found = rule(name, **values)
+    del found["allowed"]
+    return found | {"denied": [{"IPProtocol": "all"}]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "source", "port", "name"),
+    [
+        ([], ANYWHERE, 22, None),
+        ([rule("ssh")], ANYWHERE, 22, "ssh"),
+        ([rule("ssh")], TUNNEL_RANGE, 22, "ssh"),
+        ([rule("ssh")], ANYWHERE, 23, None),
+        ([rule("iap", sourceRanges=[TUNNEL_RANGE])], ANYWHERE, 22, None),
+        ([rule("iap", sourceRanges=[TUNNEL_RANGE])], TUNNEL_RANGE, 22, "iap"),
+        ([rule("range", allowed=[{"IPProtocol": "tcp", "ports": ["20-30"]}])], ANYWHERE, 22, "range"),
+        ([rule("all", allowed=[{"IPProtocol": "all"}])], ANYWHERE, 8476, "all"),
+        ([rule("udp", allowed=[{"IPProtocol": "udp"}])], ANYWHERE, 22, None),
+        ([rule("off", disabled=True)], ANYWHERE, 22, None),
+        ([rule("out", direction="EGRESS")], ANYWHERE, 22, None),
+        ([rule("tagged", targetTags=["web"])], ANYWHERE, 22, None),
+        ([rule("v6", sourceRanges=["::/0"])], ANYWHERE, 22, None),
+        ([rule("ssh"), deny("no", priority=900)], ANYWHERE, 22, None),
+        ([rule("ssh"), deny("no", priority=1000)], ANYWHERE, 22, None),
+        ([rule("ssh"), deny("no", priority=2000)], ANYWHERE, 22, "ssh"),
+        ([rule("ssh"), deny("no", priority=900, sourceRanges=["10.0.0.0/8"])], TUNNEL_RANGE, 22, "ssh"),
+    ],
+)
+def test_the_first_rule_that_matches_decides(rules: Any, source: str, port: int, name: str | None) -> None:
+    assert allowed_by(rules, source, port) == name
+
+
+NAMES = [
+    "TPUV2sPerProjectPerZoneForTPUAPI",
+    "TPUV2sPodPerProjectPerZoneForTPUAPI",
+    "TPUV2sPodPerProjectPerRegionForTPUAPI",
+    "TPUV4sPreemptiblePodPerProjectPerZoneForTPUAPI",
+    "TPUV5PPerProjectPerZoneForTPUAPI",
+    "TPUV5PPreemptiblePerProjectPerZoneForTPUAPI",
+    "tpu-v5s-litepod",
+    "tpu-v5s-litepod-serving",
+    "tpu-v5s-litepod-serving-preemptible",
+    "TPUV6EPerProjectPerZoneForTPUAPI",
+    "TPUV6EPreemptiblePerProjectPerRegionForTPUAPI",
+    "CreateNodeRequestsPerMinutePerProject",
+]
+
+
+@pytest.mark.parametrize(
+    ("slice", "preemptible", "names"),
+    [
+        ("v2-8", False, [NAMES[0]]),
+        ("v2-32", False, NAMES[1:3]),
+        ("v4-16", True, [NAMES[3]]),
+        ("v5p-8", False, [NAMES[4]]),
+        ("v5p-8", True, [NAMES[5]]),
+        ("v5e-16", False, [NAMES[6]]),
+        ("v5e-8", False, [NAMES[7]]),
+        ("v5e-1", True, [NAMES[8]]),
+        ("v6e-8", False, [NAMES[9]]),
+        ("v6e-256", True, [NAMES[10]]),
+        ("v3-8", False, []),
+    ],
+)
+def test_a_slice_has_its_limits(slice: str, preemptible: bool, names: list[str]) -> None:
+    limits = [QuotaLimit(name, {"": 1}) for name in NAMES]
+    found = fitting_limits(limits, slice_named(slice), preemptible=preemptible)
+    assert [limit.name for limit in found] == names
+
+
+def test_the_limit_of_a_zone_is_before_that_of_its_region_and_the_default() -> None:
+    (limit,) = quota_limits(
+        [
+            {
+                "metric": "m",
+                "consumerQuotaLimits": [
+                    {
+                        "name": "n",
+                        "quotaBuckets": [
+                            {"effectiveLimit": "0"},
+                            {"effectiveLimit": "32", "dimensions": {"region": "us-east5"}},
+                            {"effectiveLimit": "-1", "dimensions": {"zone": "us-east5-b"}},
+                        ],
+                    }
+                ],
+            }
+        ]
+    )
+    assert [limit.at(zone) for zone in ("us-east5-b", "us-east5-a", "us-east1-d")] == [-1, 32, 0]
+    assert QuotaLimit("x", {"us-east1-d": 8}).at("us-east5-b") is None

@@ -34,7 +34,7 @@ from forerun.supervise.protocol.messages import (
     Welcome,
     WorkerHello,
 )
-from forerun.supervise.worker.stop import Stop, Stopped
+from forerun.supervise.worker_stop import Stop, Stopped
 
 __all__ = ["Stopped", "Worker", "alone", "connect", "silent_worker"]
 
@@ -54,12 +54,12 @@ class Worker:
     form, or None if the run does not count slices.
     """
 
-    attempt: int
-    index: int
-    hosts: int
-    coordinator: str
     pulse: ProgressReporter = field(repr=False)
     stop: Stop = field(repr=False)
+    attempt: int = 0
+    index: int = 0
+    hosts: int = 1
+    coordinator: str = ""
     slices: int | None = None
     is_alone: bool = False  # without a supervisor, so this process handles Ctrl-C itself
     _starts: list[float] = field(default_factory=list, repr=False)  # Unix time of the start, until a run takes it
@@ -198,7 +198,7 @@ def silent_worker() -> Worker:
     Its reports are discarded, and no stop is announced to it.
     """
     stop = Stop(NullChannel(), leave=_leave)
-    return Worker(attempt=0, index=0, hosts=1, coordinator="", pulse=ProgressReporter(NullChannel(), stop), stop=stop)
+    return Worker(ProgressReporter(NullChannel(), stop), stop)
 
 
 def alone(grace_seconds: float = Limits.grace) -> Worker:
@@ -214,16 +214,7 @@ def alone(grace_seconds: float = Limits.grace) -> Worker:
         stop.here(grace_seconds)
 
     threading.Thread(target=listen, name="sigterm", daemon=True).start()
-    return Worker(
-        attempt=0,
-        index=0,
-        hosts=1,
-        coordinator="",
-        pulse=pulse,
-        stop=stop,
-        is_alone=True,
-        _starts=[process_start_seconds()],
-    )
+    return Worker(pulse, stop, is_alone=True, _starts=[process_start_seconds()])
 
 
 def process_start_seconds() -> float:

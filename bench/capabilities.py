@@ -106,7 +106,7 @@ CAPABILITIES = (
     Capability(
         "matmuls with 8 bits",
         "how-to/eight-bit.md",
-        ("tests/unit/program/test_eight_bit_step.py", "tests/unit/nn/test_eight_bit_product.py"),
+        ("tests/unit/program/test_eight_bit_step.py", "tests/unit/nn/weights/test_eight_bit.py"),
         (
             Example("eight_bit_plan", "llama3.1-8b", "v6e-8", (KEEP,), "bfloat16"),
             Example("eight_bit_plan", "llama3.1-8b", "v6e-8", (KEEP,), "int8"),

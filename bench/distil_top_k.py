@@ -27,13 +27,20 @@ from forerun.data.teacher_cache import Layout
 from forerun.data.tokenizer import checkpoint_tokenizer
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Readout
-from forerun.models.model_facts import ModelFacts
-from forerun.models.pretrained import pretrained
-from forerun.models.registry import model_of
+from forerun.models.model_facts import ModelFacts, model_of, pretrained
 from forerun.nn.compute import Compute
 from forerun.nn.weights.dense import Dense, map_weights
-from forerun.objectives.chunked import Rule, chunked
-from forerun.objectives.distil import HIDDEN, IDS, MATRIX, TAIL, VALUES, CachedTeacherLoss, LiveTeacherLoss
+from forerun.objectives.distil import (
+    HIDDEN,
+    IDS,
+    MATRIX,
+    TAIL,
+    VALUES,
+    CachedTeacherLoss,
+    LiveTeacherLoss,
+    Rule,
+    chunked,
+)
 from forerun.program.build import make_mesh
 from forerun.program.recording import record
 from forerun.trained_model.load_model import abstract_plain_params, pretrained_params

@@ -45,7 +45,7 @@ from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.registry import read_config
-from forerun.models.registry import model_for
+from forerun.models.model_facts import model_for
 from forerun.nn.compute import Compute
 from forerun.program.build import make_mesh
 from forerun.trained_model.load_model import abstract_plain_params

@@ -36,8 +36,7 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
-from forerun.models.model_facts import ModelFacts
-from forerun.models.registry import model_of
+from forerun.models.model_facts import ModelFacts, model_of
 from forerun.nn.compute import Compute
 from forerun.program.build import make_mesh
 from forerun.trained_model.load_model import abstract_plain_params, pretrained_params

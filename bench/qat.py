@@ -28,7 +28,7 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.run.run_devices import program_on
 from forerun.run.train import train
 from forerun.run.validation import Validation
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 from forerun.trained_model.base_weights import read_file_weights

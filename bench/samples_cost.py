@@ -34,7 +34,7 @@ from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.run_folder import RunFolder
 from forerun.run_folder.stored_files import saved_files
-from forerun.supervise.worker.worker import silent_worker
+from forerun.supervise.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.event_log import read_events
 from forerun.track.run_times import RunTimes

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_process import output_of, planned_slices
 
 from forerun.units import Bytes
 
@@ -56,17 +54,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def forerun(folder: Path, *words: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "forerun", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def planned(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    said = forerun(folder, "plan", "job.yaml", *overrides, "--on", "v6e-1,v5e-8", "--json", "--no-cache")
-    rows: list[dict[str, Any]] = json.loads(said)["slices"]
+    rows = planned_slices("job.yaml", *overrides, "--on", "v6e-1,v5e-8", "--no-cache", folder=folder)
     assert [row["fits"] for row in rows] == [True, True]
     return rows
 
@@ -80,7 +69,7 @@ def test_a_teacher_in_the_step_and_its_words_compile(folder: Path) -> None:
 
 
 def test_the_cache_is_planned(folder: Path) -> None:
-    said = forerun(folder, "cache", "job.yaml", "distil.cache=words", "distil.top_k=32", "--on", "v6e-1")
+    said = output_of("cache", "job.yaml", "distil.cache=words", "distil.top_k=32", "--on", "v6e-1", folder=folder)
     rows = -(-(33 * 2000) // 256)
     exact = rows * (256 * (32 * 4 + 8) + 4)
     assert f"cache: {rows} rows x 256 tokens x 32 of 1024 logits = {Bytes(exact)}" in said

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_process import run_forerun
 
 from forerun.planner.compile.installed_compilers import GPU
 from forerun.planner.memory import memory_report
@@ -55,9 +54,7 @@ class Broken(Bigram):
 
 
 def plan(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "forerun", "plan", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
+    return run_forerun("plan", *words, folder=folder)
 
 
 def slices_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

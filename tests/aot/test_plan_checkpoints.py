@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_process import planned_slices
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "unit" / "models"))
@@ -29,11 +28,7 @@ def test_planned_from_its_config(config: dict[str, Any], parameters: int, tmp_pa
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "job.yaml").write_text("model: ./model\ndata: x\nsequence: 1024\nbatch: 16\nsteps: 100\n")
-    words = [sys.executable, "-m", "forerun", "plan", "job.yaml", "--on", "v5e-8", "--json", "--no-cache"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    [row] = json.loads(done.stdout)["slices"]
+    [row] = planned_slices("job.yaml", "--on", "v5e-8", "--no-cache", folder=tmp_path)
     assert row["fits"]
     each = parameters * 4 / 8
     assert each <= row["hbm_weights_bytes"] <= 1.12 * each, "float32, split over 8 devices, tiles filled up"

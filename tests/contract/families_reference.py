@@ -20,7 +20,7 @@ from family_parity import ORIGINAL, VOCAB, Pair, params_of
 from forerun.hub.documents import read_json
 from forerun.hub.safetensors import open_weights
 from forerun.models.families.registry import read_config
-from forerun.models.registry import model_for
+from forerun.models.model_facts import model_for
 
 WINDOW = 6
 

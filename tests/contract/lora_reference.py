@@ -15,7 +15,7 @@ from torch_loop import job_batches, next_token_loss, training_losses
 from forerun.checkpoint.reader import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.train import train

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_example_models import EXAMPLES, ROOT, VOCAB, multi_stream_states, normed, rows, shaken
+from command_process import planned_slices
+from test_example_models import EXAMPLES, VOCAB, multi_stream_states, normed, rows, shaken
 from test_plugin_models import product_flops
 
 from forerun.config.load import load
 from forerun.models.base import Model
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
 from forerun.planner.time.prediction import GUESSED_LOOP
 from forerun.reporter import LineReporter
@@ -150,18 +147,8 @@ def test_the_residual_is_in_the_metrics(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_job_is_planned_with_known_trip_counts() -> None:
     """The TPU compiler accepts the program, and the planner knows how often both loops run."""
-    words = ["plan", str(JOB), "--on", "v6e-1", "--json", "--no-cache", "precision.compute=bfloat16"]
-    words += ["model.options.equilibrium=24", "model.options.layers=1", "model.options.streams=2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "forerun", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    [row] = json.loads(done.stdout)["slices"]
+    options = ["model.options.equilibrium=24", "model.options.layers=1", "model.options.streams=2"]
+    [row] = planned_slices(JOB, "--on", "v6e-1", "--no-cache", "precision.compute=bfloat16", *options)
     assert row["fits"]
     assert row["step_seconds"]["mid"] > 0
     assert GUESSED_LOOP not in row["uncertain"]

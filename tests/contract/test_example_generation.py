@@ -18,7 +18,7 @@ from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Model, capabilities_of
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
 from forerun.nn.spec import initial, map_specs

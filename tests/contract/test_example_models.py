@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from command_process import planned_slices
 
 from forerun.config.load import load
 from forerun.config.schema import Job, Remat
 from forerun.models.base import Model
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn.compute import Compute
 from forerun.nn.spec import initial
 from forerun.reporter import LineReporter, StepView
@@ -376,16 +373,7 @@ def test_cut_off_and_resumed_is_uninterrupted_to_the_last_bit(name: str, tmp_pat
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.slow
 def test_its_job_is_planned_by_the_real_compiler(name: str) -> None:
-    words = ["plan", str(EXAMPLES / name / "job.yaml"), "--on", "v6e-1,v5e-8", "--json", "precision.compute=bfloat16"]
-    done = subprocess.run(
-        [sys.executable, "-m", "forerun", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    slices = json.loads(done.stdout)["slices"]
+    job = EXAMPLES / name / "job.yaml"
+    slices = planned_slices(job, "--on", "v6e-1,v5e-8", "precision.compute=bfloat16")
     assert {row["slice"] for row in slices} == {"v6e-1", "v5e-8"}  # in the order of the goal
     assert all(row["fits"] and 0 < row["hbm_peak_bytes"] < row["hbm_limit_bytes"] for row in slices)

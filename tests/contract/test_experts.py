@@ -25,7 +25,7 @@ from forerun.methods.method import method_of
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn import routing, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

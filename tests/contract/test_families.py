@@ -19,7 +19,7 @@ from forerun.config.schema import Model as Section
 from forerun.hardware.mesh import MeshShape
 from forerun.hub.documents import read_json
 from forerun.models.families.registry import read_config
-from forerun.models.registry import model_for
+from forerun.models.model_facts import model_for
 from forerun.nn import sharding
 from forerun.nn.compute import Compute
 from forerun.program.build import build, make_mesh

@@ -25,7 +25,7 @@ from forerun.models.base import require_split_sequences
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.nn import routing, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

@@ -17,9 +17,8 @@ from safetensors.numpy import load_file
 from forerun.cli.main import main
 from forerun.config.schema import Model
 from forerun.models.families.registry import family_for
+from forerun.models.model_facts import config_of, model_of
 from forerun.models.plugin import use_job_folder
-from forerun.models.pretrained import config_of
-from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.track.metrics import read_metrics
 from forerun.weights_io import documents

@@ -18,7 +18,7 @@ from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import family_for
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.models.sizes import SIZES
 from forerun.nn import sharding, spec
 from forerun.program.build import Program, build, make_mesh

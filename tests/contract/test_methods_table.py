@@ -44,7 +44,7 @@ REFERENCES = {
                   "test_adafactor_is_that_of_torch_and_transformers"),
     "lion": ("the paper's pseudo-code, 6 steps, 1e-5", "tests/unit/program/test_moments.py",
              "test_lion_is_the_papers_pseudo_code"),
-    "adamw8bit": ("AdamW within the codes' error; bitsandbytes' codes", "tests/unit/program/test_eight_bit_moments.py",
+    "adamw8bit": ("AdamW within the codes' error; bitsandbytes' codes", "tests/unit/program/test_moments.py",
                   "test_steps_are_adamw_within_the_error_of_the_codes"),
 }  # fmt: skip
 RECIPE = {"dora": "lora", "distil online": "distil", "qat + lora": "qat", "dpo + lora": "dpo"}

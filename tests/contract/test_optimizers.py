@@ -19,8 +19,8 @@ from forerun.config.load import load
 from forerun.config.schema import Job, Precision
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
+from forerun.models.model_facts import model_of
 from forerun.models.plugin import use_job_folder
-from forerun.models.registry import model_of
 from forerun.nn import sharding
 from forerun.program.build import Program, build, make_mesh, program_hash
 from forerun.program.state import resting

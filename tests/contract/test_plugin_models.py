@@ -24,7 +24,7 @@ from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.models.base import Model
-from forerun.models.registry import model_of
+from forerun.models.model_facts import model_of
 from forerun.models.sizes import is_plugin
 from forerun.nn.compute import Compute
 from forerun.nn.spec import ParamSpec, initial, is_spec, map_specs, split

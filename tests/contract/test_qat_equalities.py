@@ -179,16 +179,19 @@ def test_a_code_that_was_written_wrongly_never_counts(
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "values"),
+    ("change", "code", "values", "fix"),
     [
-        ("qat.group=24", "E-METHOD-002", ("qat.group: 24", "32 inputs of blocks.query", "divisor of 32")),
-        ("qat.targets=gait", "E-METHOD-003", ("qat.targets", "'gait'", "all-linear")),
-        ("lora.rank=2", "E-JOB-044", ("qat.scales: learned", "lora")),
+        ("qat.group=24", "E-METHOD-002", ("qat.group: 24", "32 inputs of blocks.query"), "divisor of 32"),
+        ("qat.targets=gait", "E-METHOD-003", ("qat.targets", "'gait'"), "all-linear"),
+        ("lora.rank=2", "E-JOB-044", ("qat.scales: learned", "lora"), ""),
     ],
 )
-def test_what_cannot_be_is_said(change: str, code: str, values: tuple[str, ...], tmp_path: Path) -> None:
-    with raises_error(code, *values):
+def test_impossible_sections_are_rejected(
+    change: str, code: str, values: tuple[str, ...], fix: str, tmp_path: Path
+) -> None:
+    with raises_error(code, *values) as caught:
         trained(job_in(tmp_path, LEARNED, change))
+    assert fix in caught.value.fix
 
 
 def test_what_was_exported_is_the_base_of_a_second_run(finished: Path, tmp_path: Path) -> None:

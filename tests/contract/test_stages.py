@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from forerun.cli.main import main
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
-from forerun.models import pretrained
+from forerun.models import model_facts
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
@@ -96,7 +96,7 @@ def params_of(stage: Stage) -> Any:
     run = folder_of(stage.job)
     job = require_run(run)
     assert job.steps is not None
-    pretrained._pretrained.cache_clear()
+    model_facts._pretrained.cache_clear()
     return method_params(run, job.steps, ResolvedJob(job), fsdp_mesh(job))
 
 

@@ -25,12 +25,10 @@ from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.methods.method import MODEL, method_of
 from forerun.methods.qat import rounding_messages
-from forerun.models import pretrained
+from forerun.models import model_facts
 from forerun.models.families.registry import family_for
-from forerun.models.model_facts import ModelFacts
-from forerun.models.pretrained import config_of
+from forerun.models.model_facts import ModelFacts, config_of, model_of
 from forerun.models.quantization_config import QUANTIZATION, RECORD
-from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
@@ -100,7 +98,7 @@ def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F
     else:
         section = {QUANTIZATION: write_packed(folder, params, family, model, dtype)}
     documents.write_json(folder / "config.json", documents.config_json(family, config, base, dtype, 0) | section)
-    pretrained._pretrained.cache_clear()
+    model_facts._pretrained.cache_clear()
     return folder
 
 
@@ -234,7 +232,7 @@ def test_weights_that_were_changed_after_the_export_are_not_taken_for_integers(t
     for file in (folder / RECORD).iterdir():
         file.unlink()
     (folder / RECORD).rmdir()
-    pretrained._pretrained.cache_clear()
+    model_facts._pretrained.cache_clear()
     begun(job)
 
 
@@ -297,6 +295,6 @@ def test_integers_of_another_form_are_rejected(change: tuple[str, Any], tmp_path
     config = json.loads((folder / "config.json").read_text())
     config[QUANTIZATION][change[0]] = change[1]
     (folder / "config.json").write_text(json.dumps(config))
-    pretrained._pretrained.cache_clear()
+    model_facts._pretrained.cache_clear()
     with pytest.raises(UserError):
         config_of(job_of(str(folder)).model)

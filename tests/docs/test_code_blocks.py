@@ -39,8 +39,7 @@ def write_tiny_model(folder: Path) -> None:
 
     from forerun.config.schema import Model
     from forerun.models.families.registry import family_for
-    from forerun.models.pretrained import config_of
-    from forerun.models.registry import model_of
+    from forerun.models.model_facts import config_of, model_of
     from forerun.nn import spec
     from forerun.weights_io import documents
     from forerun.weights_io.write import write_params

@@ -1,4 +1,7 @@
-"""The commands as a user has them: `forerun` on PATH, and none of the tests' own settings of jax."""
+"""The commands as a user has them: `forerun` on PATH, and none of the tests' own settings of jax.
+
+Makes tests/faults/runs.py importable, which starts, holds back, kills and compares real runs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "faults"))
 TEST_SETTINGS = ("JAX_PLATFORMS", "JAX_NUMPY_DTYPE_PROMOTION", "XLA_FLAGS", "PYTHONPATH")
 
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forerun.exit_codes import STOPPED, STORAGE_FAILED
-from forerun.supervise.worker.stop import Stopped
-from forerun.supervise.worker.worker import Worker, connect
+from forerun.supervise.worker import Worker, connect
+from forerun.supervise.worker_stop import Stopped
 
 Step = Callable[[int, str], str]
 Leave = Callable[[], None]

@@ -188,10 +188,6 @@ def in_restore(run: Run, chance: random.Random) -> None:
     run.wait_for(lambda: "\nstate ..." in run.said_now())
 
 
-def in_tokenizing(run: Run, chance: random.Random) -> None:
-    run.wait_for(lambda: "\ndata ..." in run.said_now())
-
-
 def cold(bench: Bench, number: int) -> dict[str, str]:
     return {"JAX_COMPILATION_CACHE_DIR": str(bench.folder / "cold" / str(number))}
 

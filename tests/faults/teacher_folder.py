@@ -9,8 +9,7 @@ import jax
 from forerun.config import schema
 from forerun.hardware.mesh import MeshShape
 from forerun.models.families.registry import family_for
-from forerun.models.pretrained import config_of
-from forerun.models.registry import model_for
+from forerun.models.model_facts import config_of, model_for
 from forerun.nn.spec import initial
 from forerun.program.build import make_mesh
 from forerun.weights_io import documents

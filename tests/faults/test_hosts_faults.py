@@ -119,27 +119,23 @@ def test_a_save_that_does_not_fit_into_the_grace_is_not_begun(tmp_path: Path) ->
         assert not (tmp_path / "saved").exists()
 
 
-def test_sigterm_is_heard_in_a_compilation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind", "last", "stopped"),
+    [("compile:all:0", "compiling", 0, []), ("data:all:13", "waiting", 12, [(12, True)] * 2)],
+)
+def test_sigterm_is_heard_in_a_compilation_and_while_all_wait_for_data(
+    fault: str, kind: str, last: int, stopped: list[tuple[int, bool]], tmp_path: Path
+) -> None:
     """Of all hosts. One that has begun a step waits for the others, whose compilation then has to end first."""
-    with PatientJob(tmp_path, 2, steps=STEPS, fault="compile:all:0") as job:
+    with PatientJob(tmp_path, 2, steps=STEPS, fault=fault) as job:
         job.start_all()
         for host in (0, 1):
-            job.until("compiling", host)
-        job.supervisors[0].send_signal(signal.SIGTERM)
-        assert job.wait() == [75, 75], job.said()
-        assert CUT_OFF not in job.said()
-        assert job.notes("step") == []
-
-
-def test_sigterm_is_heard_while_all_wait_for_data(tmp_path: Path) -> None:
-    with PatientJob(tmp_path, 2, steps=STEPS, fault="data:all:13") as job:
-        job.start_all()
-        for host in (0, 1):
-            job.until("waiting", host)
+            job.until(kind, host)
         job.supervisors[1].send_signal(signal.SIGTERM)
         assert job.wait() == [75, 75], job.said()
         assert CUT_OFF not in job.said()
-        assert [(note["step"], note["saved"]) for note in job.notes("stopped")] == [(12, True), (12, True)]
+        assert max((note["step"] for note in job.notes("step")), default=0) == last
+        assert [(note["step"], note["saved"]) for note in job.notes("stopped")] == stopped
 
 
 def test_a_step_that_cannot_end_is_left_when_the_grace_ends(tmp_path: Path) -> None:

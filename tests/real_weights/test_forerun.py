@@ -15,7 +15,7 @@ from forerun.generate.stream import Stream
 from forerun.hub.chat.template import render
 from forerun.hub.snapshot import snapshot
 from forerun.models.families.registry import read_config
-from forerun.models.registry import model_for
+from forerun.models.model_facts import model_for
 from forerun.trained_model.load_model import LoadedModel, abstract_plain_params, load_model
 from forerun.weights_io.read import read_params
 from forerun.weights_io.write import write_params

@@ -30,10 +30,6 @@ class Collective:
     groups: Groups
 
     @property
-    def in_loop(self) -> bool:
-        return self.times > 1
-
-    @property
     def total_bytes(self) -> int:
         return self.times * self.result_bytes
 

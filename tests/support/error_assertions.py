@@ -18,10 +18,10 @@ def assert_error(error: UserError, code: str, *, what: str = "", why: str = "", 
 
 
 @contextmanager
-def raises_error(code: str, *values: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
-    """Expect a UserError with this code, whose texts contain these values (names, numbers, places, commands)."""
+def raises_error(code: str, *what: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Expect a UserError with this code, whose `what` contains these values (names, numbers, places, commands)."""
     with pytest.raises(UserError) as caught:
         yield caught
     assert caught.value.code == code, str(caught.value)
-    for value in values:
-        assert value in str(caught.value)
+    for value in what:
+        assert value in caught.value.what, str(caught.value)

@@ -14,12 +14,9 @@ from forerun.errors import StorageError, UserError
 from forerun.supervise.host_address import Hosts
 from forerun.supervise.leader.actions import (
     Action,
-    AskForStacks,
-    AskForUnits,
-    EndWorkers,
     Finish,
+    Send,
     StartWorkers,
-    StopWorkers,
 )
 from forerun.supervise.leader.decide import decide
 from forerun.supervise.leader.leader_view import (
@@ -34,11 +31,11 @@ from forerun.supervise.leader.leader_view import (
     StartFailed,
     update,
 )
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import (
     AskStacks,
     AskUnits,
+    Ending,
     EndWorker,
     Exited,
     FromHost,
@@ -51,8 +48,8 @@ from forerun.supervise.protocol.messages import (
     StartWorker,
     StopAfter,
     StopNotice,
+    WorkerView,
 )
-from forerun.supervise.protocol.worker_state import WorkerView
 from forerun.supervise.slice_policy import SlicePolicy
 
 STEPS = 12
@@ -289,7 +286,7 @@ class World:
         self.view = decision.view
         for action in decision.actions:
             assert self.ending is None, f"seed {self.seed}: {action} after the end of the job"
-            self.seen[type(action).__name__] += 1
+            self.seen[type(action.message if isinstance(action, Send) else action).__name__] += 1
             self.execute(action)
         assert (self.ending is not None) == isinstance(self.view.phase, FinishedJob)
 
@@ -297,25 +294,26 @@ class World:
         match action:
             case StartWorkers():
                 self.start(action)
-            case EndWorkers(attempt):
+            case Send(EndWorker(attempt) as message):
                 assert attempt == self.running > self.ended, f"seed {self.seed}: ends attempt {attempt} twice"
                 self.ended, self.ended_seconds = attempt, self.now
                 exits = [self.view.members[index].exit for index in self.taking_part]
                 self.complete = all(found is not None and found.code == 0 for found in exits)
                 fine = all(found is not None and not found.ended and found.code in (0, 75) for found in exits)
                 self.growing = self.growing and fine
-                self.send(EndWorker(attempt))
-            case AskForUnits(hosts, seconds, ends_job):
+                self.send(message)
+            case Send(AskUnits(_, ends_job) as message, hosts):
                 assert self.stop_known if ends_job else self.may_grow()
                 assert not self.asked[ends_job], f"seed {self.seed}: asks twice"
                 self.asked[ends_job] = True
-                self.send(AskUnits(seconds, ends_job), hosts)
-            case StopWorkers(hosts, units, save, seconds, ends_job):
+                self.send(message, hosts)
+            case Send(StopAfter(units, save, seconds, ends_job) as message, hosts):
+                assert hosts is not None
                 self.check_stop(hosts, units, seconds, save=save, ends_job=ends_job)
                 self.growing = not ends_job
-                self.send(StopAfter(units, save, seconds, ends_job), hosts)
-            case AskForStacks():
-                self.send(AskStacks())
+                self.send(message, hosts)
+            case Send(AskStacks() as message):
+                self.send(message)
             case Finish(ending):
                 self.ending = ending
 

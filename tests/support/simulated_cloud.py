@@ -175,6 +175,13 @@ class SimulatedCloud:
             if self.agent_deletes:
                 self.end(one)
 
+    def train(self, seconds: float, *controllers: Controller) -> None:
+        """Let controllers act and time pass until the run has trained for this time."""
+        while self.trained_seconds < seconds:
+            for one in controllers:
+                one.step()
+            self.advance(5)
+
     def preempt(self, name: str | None = None) -> None:
         for one in self.slices.values():
             if one.state is SliceState.READY and name in (None, one.request.name):

@@ -95,8 +95,8 @@ def test_results_of_a_small_repository(bench: ModuleType, tmp_path: Path, capsys
     capsys.readouterr()
     assert bench.main([], tmp_path) == 0
     printed = capsys.readouterr().out
-    assert "1 of 3 mutants\n" in printed
-    assert "2 of 2 mutants are killed (100%); 1 equivalent" in printed
+    assert "1 of 3" in printed
+    assert "(100%); 1 equivalent" in printed
     first_record = record.read_text()
     assert bench.main([], tmp_path) == 0
     assert record.read_text() == first_record

@@ -110,7 +110,6 @@ def cache(
 
     Args:
       stage: with stages: the stage whose teacher is cached (default: all that have distil.cache)
-      on: only predict size, time and price on these slices, for example v6e-1
     """
     from forerun.verbs.cache import cache_teacher, plan_teacher_cache
 

@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from forerun import interrupt
 from forerun.cli.arguments import options_of
 from forerun.cli.main import told
-from forerun.config.load import LoadedJob, load, values
-from forerun.config.stages import Stage, stage_named, stages_of
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
-from forerun.models.plugin import use_job_folder
 from forerun.reporter import LineReporter
-from forerun.run.step_range import range_of
 from forerun.units import Count, Seconds
 from forerun.verbs.option_types import File, JobFile, Name, Override, Value
 
 if TYPE_CHECKING:
+    from forerun.config.load import LoadedJob
     from forerun.config.schema import Job
+    from forerun.config.stages import Stage
     from forerun.run.train import TrainResult
     from forerun.supervise.host_address import Hosts
-    from forerun.supervise.worker.worker import Worker
+    from forerun.supervise.worker import Worker
 
     Ready = Callable[[Worker], Job | None]
 
@@ -56,7 +54,10 @@ def train(
       leader: address of host 0 inside the cluster: HOST or HOST:PORT
       secret: file with the secret of the run, the same on all hosts (or FORERUN_SECRET)
     """
-    from forerun.supervise.worker.worker import connect
+    from forerun.config.load import load
+    from forerun.config.stages import stages_of
+    from forerun.run.step_range import range_of
+    from forerun.supervise.worker import connect
 
     worker = connect(_imports)
     command = TrainCommand(job, overrides, supervise, host, leader, secret, **options)
@@ -88,7 +89,8 @@ class TrainCommand:
 
     def run_stages(self, stages: Sequence[Stage], name: str | None, worker: Worker | None) -> int:
         """Train the chosen stages one after the other. A stage that stops early ends the command."""
-        from forerun.supervise.worker.worker import alone
+        from forerun.config.stages import stage_named
+        from forerun.supervise.worker import alone
 
         chosen = stages if name is None else (stage_named(stages, name),)
         if self.profile and len(chosen) > 1:
@@ -162,8 +164,10 @@ class TrainCommand:
 
     def train(self, loaded: LoadedJob, worker: Worker | None, ready: Ready | None = None) -> int:
         """Train in this process. `ready` returns the job of a stage, or None if the stage is finished."""
+        from forerun.models.plugin import use_job_folder
+        from forerun.run.step_range import range_of
         from forerun.supervise.free_tpu import require_free_tpu_for
-        from forerun.supervise.worker.worker import alone
+        from forerun.supervise.worker import alone
 
         use_job_folder(loaded.path.parent)
         if worker is None or worker.is_alone:
@@ -198,6 +202,7 @@ class TrainCommand:
 
     def _supervise(self, loaded: LoadedJob, hosts: Hosts, options: Sequence[str]) -> int:
         """Supervise a child process that trains. It is restarted if it crashes or makes no progress."""
+        from forerun.config.load import values
         from forerun.run_folder.run_folder import folder_of, rename_existing_run, require_usable
         from forerun.supervise.slice_policy import SlicePolicy
         from forerun.supervise.supervisor import supervise

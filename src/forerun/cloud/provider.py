@@ -15,7 +15,6 @@ from typing import Literal, Protocol
 from forerun.errors import UserError
 
 Capacity = Literal["on-demand", "spot", "flex-start", "reservation"]
-CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot", "flex-start", "reservation")
 
 
 class SliceState(enum.Enum):

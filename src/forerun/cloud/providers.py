@@ -37,9 +37,9 @@ def provider_named(name: str, project: str | None = None, environment: Mapping[s
     return TpuProvider(rest) if name == TPU else ComputeProvider(rest)
 
 
-def all_providers(project: str | None = None, environment: Mapping[str, str] | None = None) -> Sequence[Provider]:
+def all_providers(project: str | None = None) -> Sequence[Provider]:
     """Return every provider that may have resources of a project."""
-    return [provider_named(name, project, environment) for name in GOOGLE]
+    return [provider_named(name, project) for name in GOOGLE]
 
 
 def google_rest(

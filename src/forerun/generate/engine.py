@@ -23,15 +23,18 @@ from forerun.nn import spec
 from forerun.nn.compute import Compute, length_bucket
 from forerun.nn.kv_cache import Cache
 from forerun.nn.sharding import ACTIVATIONS, BATCH_AXES, partition
-from forerun.nn.spec import Fill, ParamSpec, Tree
+from forerun.nn.spec import Fill, ParamSpec
 
 # Prompt lengths and row counts are rounded up, so that few programs are compiled.
 SHORTEST = 64
 CHUNK = 512  # tokens of a prompt per step; limits the attention scores, which are CHUNK x cache length
 
 
-class CachedModel(Model, Protocol):
+class CachedModel(Protocol):
     """A model with a cache of earlier tokens, which can compute new tokens alone."""
+
+    @property
+    def vocab(self) -> int: ...
 
     def cache(self, rows: int, length: int, dtype: Any) -> Any:
         """Return the cache for `rows` texts of up to `length` tokens, as a tree of ParamSpec."""
@@ -335,23 +338,8 @@ class UncachedModel:
         return self.model.vocab
 
     @property
-    def heads(self) -> int | None:
-        return self.model.heads
-
-    @property
     def capabilities(self) -> Capabilities:
         return replace(capabilities_of(self.model), has_cache=True)
-
-    def specs(self) -> Tree:
-        return self.model.specs()
-
-    def apply(
-        self, params: Any, tokens_BS: jax.Array, segments_BS: jax.Array, positions_BS: jax.Array, compute: Compute
-    ) -> Readout:
-        return self.model.apply(params, tokens_BS, segments_BS, positions_BS, compute)
-
-    def flops_per_token(self, sequence: int) -> float:
-        return self.model.flops_per_token(sequence)
 
     def cache(self, rows: int, length: int, dtype: Any) -> ParamSpec:
         """Return the spec of the tokens so far. A token's index is its position, as in `forerun.nn.kv_cache`."""

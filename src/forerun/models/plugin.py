@@ -1,7 +1,12 @@
 """Plug-ins: classes that a job file names as `module.path:Class`. Functions to find, import, create and check them.
 
 The job's folder is never on `sys.path`, where any library could find code in it. A finder searches the folder only
-while the module of a plug-in is imported, and only in the thread that imports it (`forerun.models.plugin`).
+while the module of a plug-in is imported, and only in the thread that imports it.
+
+The user's own code are the modules of plug-ins and the modules that they import, except installed packages. Python
+keeps a module until the process ends, so a second run in a notebook would train the old version of an edited file.
+`forget_changed` therefore removes modules whose source changed, and the next import executes them again. The loader
+keeps the source that it executed, which a run records.
 """
 
 from __future__ import annotations

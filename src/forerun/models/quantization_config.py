@@ -1,7 +1,7 @@
-"""How the matrices of a checkpoint were rounded to integers. Does not import jax.
+"""The numbers in which a checkpoint stores its matrices: integers, FP8, MXFP4. Does not import jax.
 
-Two kinds of checkpoint record it. One with packed integers has a `quantization_config` in its config.json. One that
-`export --dense` wrote has the scales in a folder `qat` beside the weights.
+Two kinds of checkpoint record a rounding to integers. One with packed integers has a `quantization_config` in its
+config.json. One that `export --dense` wrote has the scales in a folder `qat` beside the weights.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _is_by_token(section: Any) -> bool:
     return isinstance(section, Mapping) and all(section.get(key) == value for key, value in wanted.items())
 
 
-# ---- Weights of a checkpoint in FP8 or MXFP4: floats that share scales. Does not import jax ----
+# ---- FP8 and MXFP4: floats that share scales ----
 # The section `quantization_config` of config.json describes them. With the method `fp8`, there is one scale per matrix
 # or one per block. With `mxfp4`, experts are 4-bit floats (e2m1), and a power of two (e8m0) scales every 32 inputs of
 # an output. gpt-oss is published in that format.

@@ -90,70 +90,48 @@ def _gemma4_26b() -> DecoderConfig:
 _MIXTRAL_EXPERTS = ExpertConfig(count=8, top=2, mlp=14_336, balance_loss=0.02)
 _QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
 
-SIZES: dict[str, DecoderConfig] = {
-    "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
-    "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
-    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18_944, 152_064, tied=False),
-    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
-    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
-    "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
-    "qwen3-8b": _qwen3(36, 4096, 32, 12_288, tied=False),
-    "qwen3-30b-a3b": _QWEN3_30B,
-    "qwen3.5-0.8b": _qwen3_5(24, 1024, 8, 2, 3584, 16, tied=True),
-    "qwen3.5-2b": _qwen3_5(24, 2048, 8, 2, 6144, 16, tied=True),
-    "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
-    "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
-    "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
-    "qwen3.5-35b-a3b": _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS),
-    "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
-    "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
-    "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
-    "llama3.1-70b": _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0),
-    "llama3.1-405b": _llama3(126, 16_384, 128, 53_248, tied=False, factor=8.0),
-    "gpt-oss-20b": _gpt_oss(24, 32),
-    "gpt-oss-120b": _gpt_oss(36, 128),
-    "gemma-4-26b-a4b": _gemma4_26b(),
-    "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
-    "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 1e5),
-    "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
-    "mistral-7b": DecoderConfig(  # v0.1, the one with the sliding window
-        32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, window=4096, norm_eps=1e-5
-    ),
-    "mixtral-8x7b": DecoderConfig(
-        32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, rope_theta=1e6, norm_eps=1e-5, experts=_MIXTRAL_EXPERTS
-    ),
+_QWEN3_5_35B = _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS)
+# v0.1, the one with the sliding window
+_MISTRAL_7B = DecoderConfig(32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, window=4096, norm_eps=1e-5)
+_MIXTRAL_8X7B = DecoderConfig(
+    32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, rope_theta=1e6, norm_eps=1e-5, experts=_MIXTRAL_EXPERTS
+)
+# Each size with the hub repository of its pretrained weights. A named size itself has random weights.
+_PUBLISHED: dict[str, tuple[str, DecoderConfig]] = {
+    "qwen2.5-0.5b": ("Qwen/Qwen2.5-0.5B", _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True)),
+    "qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True)),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", _qwen2(28, 3584, 28, 4, 18_944, 152_064, tied=False)),
+    "qwen3-0.6b": ("Qwen/Qwen3-0.6B", _qwen3(28, 1024, 16, 3072, tied=True)),
+    "qwen3-1.7b": ("Qwen/Qwen3-1.7B", _qwen3(28, 2048, 16, 6144, tied=True)),
+    "qwen3-4b": ("Qwen/Qwen3-4B", _qwen3(36, 2560, 32, 9728, tied=True)),
+    "qwen3-8b": ("Qwen/Qwen3-8B", _qwen3(36, 4096, 32, 12_288, tied=False)),
+    "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B-Base", _QWEN3_30B),
+    "qwen3.5-0.8b": ("Qwen/Qwen3.5-0.8B", _qwen3_5(24, 1024, 8, 2, 3584, 16, tied=True)),
+    "qwen3.5-2b": ("Qwen/Qwen3.5-2B", _qwen3_5(24, 2048, 8, 2, 6144, 16, tied=True)),
+    "qwen3.5-4b": ("Qwen/Qwen3.5-4B", _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True)),
+    "qwen3.5-9b": ("Qwen/Qwen3.5-9B", _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False)),
+    "qwen3.5-27b": ("Qwen/Qwen3.5-27B", _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False)),
+    "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B-Base", _QWEN3_5_35B),
+    "llama3.2-1b": ("meta-llama/Llama-3.2-1B", _llama3(16, 2048, 32, 8192, tied=True, factor=32.0)),
+    "llama3.2-3b": ("meta-llama/Llama-3.2-3B", _llama3(28, 3072, 24, 8192, tied=True, factor=32.0)),
+    "llama3.1-8b": ("meta-llama/Llama-3.1-8B", _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0)),
+    "llama3.1-70b": ("meta-llama/Llama-3.1-70B", _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0)),
+    "llama3.1-405b": ("meta-llama/Llama-3.1-405B", _llama3(126, 16_384, 128, 53_248, tied=False, factor=8.0)),
+    "gpt-oss-20b": ("openai/gpt-oss-20b", _gpt_oss(24, 32)),
+    "gpt-oss-120b": ("openai/gpt-oss-120b", _gpt_oss(36, 128)),
+    "gemma-4-26b-a4b": ("google/gemma-4-26B-A4B", _gemma4_26b()),
+    "smollm2-135m": ("HuggingFaceTB/SmolLM2-135M", _smollm2(30, 576, 9, 3, 1536, 1e5)),
+    "smollm2-360m": ("HuggingFaceTB/SmolLM2-360M", _smollm2(32, 960, 15, 5, 2560, 1e5)),
+    "smollm2-1.7b": ("HuggingFaceTB/SmolLM2-1.7B", _smollm2(24, 2048, 32, 32, 8192, 1.3e5)),
+    "mistral-7b": ("mistralai/Mistral-7B-v0.1", _MISTRAL_7B),
+    "mixtral-8x7b": ("mistralai/Mixtral-8x7B-v0.1", _MIXTRAL_8X7B),
 }
+SIZES = {name: config for name, (_, config) in _PUBLISHED.items()}
+HUB_NAMES = {name: repository for name, (repository, _) in _PUBLISHED.items()}
 
 
 _KEYS_OF_KINDS = ("head_dim", "window", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm")
 UNUSED_IDS = 512  # published vocabularies have up to 399 ids that their tokenizer does not use
-
-# The hub repository with the pretrained weights of each size. A named size itself has random weights.
-HUB_NAMES = {
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
-    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
-    **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
-    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B-Base",
-    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
-    "llama3.2-3b": "meta-llama/Llama-3.2-3B",
-    "llama3.1-8b": "meta-llama/Llama-3.1-8B",
-    "llama3.1-70b": "meta-llama/Llama-3.1-70B",
-    "llama3.1-405b": "meta-llama/Llama-3.1-405B",
-    "gpt-oss-20b": "openai/gpt-oss-20b",
-    "gpt-oss-120b": "openai/gpt-oss-120b",
-    "gemma-4-26b-a4b": "google/gemma-4-26B-A4B",
-    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
-    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
-    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
-    "mistral-7b": "mistralai/Mistral-7B-v0.1",
-    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
-}
 
 
 def is_plugin(model: Model) -> bool:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -184,7 +184,7 @@ def _blockwise(
 
     Long sequences process their queries in blocks, so that the S x S scores are never in memory together.
     """
-    B, S, H, D = q_BSHD.shape
+    S = q_BSHD.shape[1]
     block = block_length(q_BSHD.shape, block)
     if 2 * block >= S or S % block:
         seen = scores.seen(jnp.arange(S)[:, None] - jnp.arange(S)) & (
@@ -192,27 +192,50 @@ def _blockwise(
         )
         return softmax_attention(q_BSHD, k_BSKD, v_BSKD, seen, scores, sinks_H)
 
+    def starts() -> jax.Array:
+        return jnp.arange(S // block) * block
+
+    return attend_in_blocks(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, scores, block, starts, sinks_H)
+
+
+def attend_in_blocks(
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segments_BT: jax.Array,
+    segments_BS: jax.Array,
+    scores: Scores,
+    block: int,
+    starts: Callable[[], jax.Array],
+    sinks_H: jax.Array | None = None,
+) -> jax.Array:
+    """Return attention by plain XLA operations, one block of queries after the other.
+
+    `starts` returns the index in the text of the first query of each block. T may be a part of the S positions.
+    """
+    B, T, H, D = q_BTHD.shape
+    S = k_BSKD.shape[1]
     # A block of queries sees only the keys of its window, up to the last query. Without a window, these are all keys.
     length = S if scores.window is None else min(S, block + scores.window - 1)
 
     def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        queries, segments_BT, start = piece
+        queries, segments_BX, start = piece
         first = 0 if length == S else jnp.maximum(0, start + block - length)
-        k, v, segments_BL = (keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
-        behind_TL = start + jnp.arange(block)[:, None] - (first + jnp.arange(length))
-        seen = scores.seen(behind_TL) & (segments_BT[:, :, None] == segments_BL[:, None, :])
+        k, v, segments_BL = (_keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
+        behind_XL = start + jnp.arange(block)[:, None] - (first + jnp.arange(length))
+        seen = scores.seen(behind_XL) & (segments_BX[:, :, None] == segments_BL[:, None, :])
         return softmax_attention(queries, k, v, seen, scores, sinks_H)
 
     # `lax.map` runs one block after the other. `jax.checkpoint` makes the backward pass recompute the scores of a
     # block; otherwise it would keep the scores of all blocks, which is the S x S memory again.
-    blocks = S // block
-    queries = jnp.moveaxis(q_BSHD.reshape(B, blocks, block, H, D), 1, 0)
-    segments = jnp.moveaxis(segments_BS.reshape(B, blocks, block), 1, 0)
-    out = jax.lax.map(jax.checkpoint(one), (queries, segments, jnp.arange(blocks) * block))
-    return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
+    blocks = T // block
+    queries = jnp.moveaxis(q_BTHD.reshape(B, blocks, block, H, D), 1, 0)
+    segments = jnp.moveaxis(segments_BT.reshape(B, blocks, block), 1, 0)
+    out = jax.lax.map(jax.checkpoint(one), (queries, segments, starts()))
+    return jnp.moveaxis(out, 0, 1).reshape(q_BTHD.shape)
 
 
-def keys_from(x_BS: jax.Array, first: jax.Array | int, length: int) -> jax.Array:
+def _keys_from(x_BS: jax.Array, first: jax.Array | int, length: int) -> jax.Array:
     """Return `length` positions of an array [B, S, ...], or the array itself if these are all."""
     return x_BS if length == x_BS.shape[1] else jax.lax.dynamic_slice_in_dim(x_BS, first, length, axis=1)
 
@@ -319,20 +342,9 @@ def _splash_local(
     shape = (padded, padded)
     window = scores.window
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
-    blocks = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=block,
-        block_q_dkv=block,
-        block_kv_dkv=block,
-        block_kv_dkv_compute=block,
-        block_q_dq=None if fused else block,
-        block_kv_dq=None if fused else block,
-        use_fused_bwd_kernel=fused,
-    )
     attend = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads),
-        block_sizes=blocks,
+        block_sizes=splash_blocks(block, fused),
         residual_checkpoint_name=RESIDUAL,
         attn_logits_soft_cap=scores.softcap,
         interpret=interpret,
@@ -343,6 +355,23 @@ def _splash_local(
     else:  # the kernel returns the gradient of the sinks in the dtype of its output
         out = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks_H.astype(q.dtype))
     return out.swapaxes(1, 2)[:, :length]
+
+
+def splash_blocks(block: int, fused: bool) -> Any:
+    """Return the block sizes of splash for one block length, with or without a fused backward kernel."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    return splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=None if fused else block,
+        block_kv_dq=None if fused else block,
+        use_fused_bwd_kernel=fused,
+    )
 
 
 def _padded(x_BSHD: jax.Array, length: int) -> jax.Array:

@@ -24,9 +24,9 @@ from forerun.nn.attention import (
     RESIDUAL,
     Kernel,
     Scores,
+    attend_in_blocks,
     block_length,
-    keys_from,
-    softmax_attention,
+    splash_blocks,
     split_over_devices,
 )
 from forerun.nn.sharding import CONTEXT, ambient_sizes, batch_axes, context_axis
@@ -142,42 +142,12 @@ def _local(
     k_BSKD, v_BSKD, segments_BS = (split.gathered(x) for x in (k_BTKD, v_BTKD, segments_BT))
     if kernel.name == "splash":
         return split_splash(q_BTHD, k_BSKD, v_BSKD, segments_BT, segments_BS, scores=scores, kernel=kernel, split=split)
-    out = _blockwise(q_BTHD, k_BSKD, v_BSKD, segments_BT, segments_BS, scores, kernel.block, split)
-    return checkpoint_name(out, RESIDUAL)
-
-
-def _blockwise(
-    q_BTHD: jax.Array,
-    k_BSKD: jax.Array,
-    v_BSKD: jax.Array,
-    segments_BT: jax.Array,
-    segments_BS: jax.Array,
-    scores: Scores,
-    block: int,
-    split: SequenceSplit,
-) -> jax.Array:
-    """Return attention by plain XLA operations, one block of queries after the other."""
     B, T, H, D = q_BTHD.shape
-    S = k_BSKD.shape[1]
-    limit = min(block_length((B, S, H, D), block), T // 2)
+    limit = min(block_length((B, k_BSKD.shape[1], H, D), kernel.block), T // 2)
     block = next(length for length in range(limit, 0, -1) if (T // 2) % length == 0)
-    # A block of queries sees only the keys of its window, up to the last query. Without a window, these are all keys.
-    length = S if scores.window is None else min(S, block + scores.window - 1)
-
-    def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        queries, segments_BX, start = piece
-        first = 0 if length == S else jnp.maximum(0, start + block - length)
-        k, v, segments_BL = (keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
-        behind_XL = start + jnp.arange(block)[:, None] - (first + jnp.arange(length))
-        seen = scores.seen(behind_XL) & (segments_BX[:, :, None] == segments_BL[:, None, :])
-        return softmax_attention(queries, k, v, seen, scores)
-
-    # As in `attention`: the backward pass recomputes the scores of a block, so they are never in memory together.
-    blocks = T // block
-    queries = jnp.moveaxis(q_BTHD.reshape(B, blocks, block, H, D), 1, 0)
-    segments = jnp.moveaxis(segments_BT.reshape(B, blocks, block), 1, 0)
-    out = jax.lax.map(jax.checkpoint(one), (queries, segments, split.block_starts(T // 2, block)))
-    return jnp.moveaxis(out, 0, 1).reshape(q_BTHD.shape)
+    starts = partial(split.block_starts, T // 2, block)
+    out = attend_in_blocks(q_BTHD, k_BSKD, v_BSKD, segments_BT, segments_BS, scores, block, starts)
+    return checkpoint_name(out, RESIDUAL)
 
 
 # ---- Splash attention of the queries on one device, with the masks of its two chunks ----
@@ -247,17 +217,7 @@ def split_splash(
         by_row,
         None if fused else by_row,
         info(table.of_keys(starts, compact=not fused)),
-        block_sizes=splash.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_kv_compute=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_kv_dkv_compute=block,
-            block_q_dq=None if fused else block,
-            block_kv_dq=None if fused else block,
-            use_fused_bwd_kernel=fused,
-        ),
+        block_sizes=splash_blocks(block, fused),
         is_mqa=False,
         save_residuals=False,
         mask_value=splash.DEFAULT_MASK_VALUE,

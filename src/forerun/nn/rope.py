@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from forerun.config.schema import RopeScaling
 
 Angles = tuple[Any, Any]  # cos and sin, [B, S, 1, dims / 2]
@@ -90,8 +92,6 @@ class Rope:
 
 def frequencies(rope: Rope, *, long: bool = False) -> Any:
     """Return the frequency of each pair in radians per position, float32. `long` affects LongRope only."""
-    import numpy as np
-
     pairs = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
     plain = (np.float32(1) / np.float32(rope.theta) ** pairs).astype(np.float32)
     match rope.scaling:
@@ -117,7 +117,6 @@ def frequencies(rope: Rope, *, long: bool = False) -> Any:
 
 def _ramp(rope: Rope, scaling: Yarn) -> Any:
     """Return YaRN's ramp over the pairs: 0 for high frequencies, 1 for low ones."""
-    import numpy as np
 
     def pair(turns: float) -> float:
         """Return the (fractional) index of the pair that makes `turns` rotations in the original context."""
@@ -156,18 +155,16 @@ def angles(
         each = each if beyond is None else jnp.where(beyond, of_frequencies(_per_angle(rope, long=True)), each)
         return numbers_BS.astype(jnp.float32)[..., None, None] * each
 
-    def unchanged(frequencies: Any) -> Any:
-        return frequencies
-
     if max(positions_BS.shape[1], longest or 0) <= SPLIT_POSITIONS:
-        radians = times(positions_BS, unchanged)
+        radians = times(positions_BS, lambda frequencies: frequencies)
     else:
-        radians = times(positions_BS // COARSE, _coarse_angles) + times(positions_BS % COARSE, unchanged)
+        coarse = times(positions_BS // COARSE, _coarse_angles)
+        radians = coarse + times(positions_BS % COARSE, lambda frequencies: frequencies)
     factor = rope.scaling.attention if isinstance(rope.scaling, Yarn | LongRope) else 1.0
     cos, sin = jnp.cos(radians), jnp.sin(radians)
     cos, sin = (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
     if rope.interleaved:
-        return InterleavedAngles(cos, jnp.where(_first_of_pairs(rope.dims), -sin, sin))
+        return InterleavedAngles(cos, jnp.where(np.arange(rope.dims) % 2 == 0, -sin, sin))
     if by_product:
         return HalvesByProduct(*(jnp.concatenate((x, x), axis=-1) for x in (cos, sin)))
     return cos, sin
@@ -175,38 +172,18 @@ def angles(
 
 def _coarse_angles(frequencies: Any) -> Any:
     """Return the angles of COARSE positions without full turns, computed in float64, so that products stay precise."""
-    import numpy as np
-
     radians = frequencies.astype(np.float64) * COARSE
     return (radians - 2 * np.pi * np.round(radians / (2 * np.pi))).astype(np.float32)
 
 
 def _per_angle(rope: Rope, *, long: bool = False) -> Any:
     """Return the frequency of each angle: one for each pair, or twice the same for interleaved pairs."""
-    import numpy as np
-
     found = frequencies(rope, long=long)
     return np.repeat(found, 2) if rope.interleaved else found
 
 
-def _first_of_pairs(dims: int) -> Any:
-    """Return for each dimension whether it is the first one of an interleaved pair."""
-    import numpy as np
-
-    return np.arange(dims) % 2 == 0
-
-
-def _swap(dims: int) -> Any:
-    """Return the permutation matrix that exchanges neighbouring dimensions."""
-    import numpy as np
-
-    return np.eye(dims)[np.arange(dims) ^ 1]
-
-
 def _turn(dims: int) -> Any:
     """Return the matrix that exchanges the halves and negates the new first one."""
-    import numpy as np
-
     half, zero = np.eye(dims // 2), np.zeros((dims // 2, dims // 2))
     return np.block([[zero, half], [-half, zero]])
 
@@ -238,7 +215,9 @@ def rotate(x_BSHD: Any, angles: Angles) -> Any:
     if by_product:
         from forerun.nn.rotation import rotate_by_product
 
-        other = _swap(dims) if isinstance(angles, InterleavedAngles) else _turn(dims)
+        # The permutation matrix exchanges neighbouring dimensions, or the halves with a negative sign.
+        is_interleaved = isinstance(angles, InterleavedAngles)
+        other = np.eye(dims)[np.arange(dims) ^ 1] if is_interleaved else _turn(dims)
         turned = rotate_by_product(turning, cos, sin, jnp.asarray(other, x_BSHD.dtype))
     else:
         first, second = jnp.split(turning.astype(jnp.float32), 2, axis=-1)

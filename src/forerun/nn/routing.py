@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
-from forerun.nn.weights.lowrank import array_axes, cast, grouped
+from forerun.nn.weights.lowrank import array_axes, cast
 
 # ---- The rows of a device's own experts, in rounds of a fixed number of rows. No row is dropped ----
 # With the mesh axis expert, a device has the tokens of all devices of the axis and a part of the experts. The router
@@ -346,10 +346,10 @@ def expert_mlp(
     def products(x_PE: jax.Array, factors_P: jax.Array, matrices: Any, sizes_X: jax.Array) -> jax.Array:
         (gate, up, down), (gate_bias, up_bias, down_bias) = matrices
         members_PX = None if gate_bias is None else members(sizes_X, x_PE)
-        gate_PM = plus_bias(members_PX, gate_bias, grouped(x_PE, gate, sizes_X))
-        hidden_PM = activation(gate_PM, plus_bias(members_PX, up_bias, grouped(x_PE, up, sizes_X)))
+        gate_PM = plus_bias(members_PX, gate_bias, gate.grouped(x_PE, sizes_X))
+        hidden_PM = activation(gate_PM, plus_bias(members_PX, up_bias, up.grouped(x_PE, sizes_X)))
         hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
-        return plus_bias(members_PX, down_bias, grouped(hidden_PM, down, sizes_X), factors_P)
+        return plus_bias(members_PX, down_bias, down.grouped(hidden_PM, sizes_X), factors_P)
 
     def own(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
         top = ids.shape[-1]

@@ -285,7 +285,7 @@ def summed_over_slices(
         dtypes: The dtype to which arrays with dimensions are rounded, and the dtype in which they cross the network.
             None keeps their own.
         of_layers: Returns whether the result with a key path is the gradient of a layer. These are summed in the
-            backward pass already, if the model can (`nn/sharding.py`). None sums all results at the end.
+            backward pass already, if the model can (`with_summed_gradient`). None sums all results at the end.
     """
     if ambient_sizes().get(SLICE, 1) == 1:
         return function(*arguments)

@@ -19,7 +19,6 @@ def short_convolution(
     weight_XI: jax.Array,
     segments_BS: jax.Array,
     *,
-    bias_X: jax.Array | None = None,
     activation: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """Return the convolution of each channel, [B, S, X]. Inputs of other documents count as zero.
@@ -28,7 +27,6 @@ def short_convolution(
         x_BSX: The inputs.
         weight_XI: The weights of each channel, from the earliest input to the current one.
         segments_BS: The document of each position. The tokens of a document are adjacent.
-        bias_X: The bias of each channel, or None.
         activation: A function of the sum in float32, or None.
     """
     total = jnp.zeros(x_BSX.shape, jnp.float32)
@@ -38,7 +36,7 @@ def short_convolution(
         same_BS = segments_BS == _later(segments_BS, back, outside=-1)
         shifted = jnp.where(_like(same_BS, x_BSX), _later(x_BSX, back), jnp.zeros((), x_BSX.dtype))
         total = total + shifted.astype(jnp.float32) * weight_XI[..., -1 - back].astype(jnp.float32)
-    return _finished(total, bias_X, activation, x_BSX)
+    return (total if activation is None else activation(total)).astype(x_BSX.dtype)
 
 
 @jax.named_scope("short_convolution")
@@ -48,7 +46,6 @@ def extended_convolution(
     old_BIX: jax.Array,
     real_BT: jax.Array,
     *,
-    bias_X: jax.Array | None = None,
     activation: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the convolution for new tokens of each row, [B, T, X], and the inputs that later tokens need.
@@ -58,7 +55,6 @@ def extended_convolution(
         weight_XI: The weights of each channel, from the earliest input to the current one.
         old_BIX: The last width - 1 inputs before the new tokens, zero before the start of a text.
         real_BT: Whether a token is real. Padding is at the end of a row, and does not become an old input.
-        bias_X: The bias of each channel, or None.
         activation: A function of the sum in float32, or None.
     """
     T, width = x_BTX.shape[1], weight_XI.shape[-1]
@@ -70,7 +66,7 @@ def extended_convolution(
     # The new old inputs end with the last real token of the row.
     count_B = jnp.sum(real_BT, axis=1, dtype=jnp.int32)
     new = jax.vmap(lambda row, count: jax.lax.dynamic_slice_in_dim(row, count, width - 1))(known, count_B)
-    return _finished(total, bias_X, activation, x_BTX), new.astype(old_BIX.dtype)
+    return (total if activation is None else activation(total)).astype(x_BTX.dtype), new.astype(old_BIX.dtype)
 
 
 def real_tokens(positions_BT: jax.Array) -> jax.Array:
@@ -87,11 +83,3 @@ def _later(x: jax.Array, steps: int, outside: int = 0) -> jax.Array:
 
 def _like(mask_BS: jax.Array, x: jax.Array) -> jax.Array:
     return mask_BS.reshape(*mask_BS.shape, *[1] * (x.ndim - 2))
-
-
-def _finished(
-    total: jax.Array, bias: jax.Array | None, activation: Callable[[jax.Array], jax.Array] | None, x: jax.Array
-) -> jax.Array:
-    if bias is not None:
-        total = total + bias.astype(jnp.float32)
-    return (total if activation is None else activation(total)).astype(x.dtype)

@@ -77,7 +77,7 @@ class Objective(Protocol):
         """
 
     def specs(self, specs: Tree) -> Tree:
-        """Return the specs of all parameters: the model's, and those of its companion if any (`companion.py`)."""
+        """Return the specs of all parameters: the model's, and those of its companion if any (`WithCompanion`)."""
 
     def reads(self) -> dict[str, Tree]:
         """Return the specs of further models that are read from files, by name."""

@@ -239,13 +239,13 @@ def build(resolved: ResolvedJob, mesh: Mesh, derived: Derived) -> Program:
         evaluate=partial(evaluated, model, method.objective, compute),
         method=method,
         started=lambda given, key: started(
-            tx, trainable, ema is not None, started_params(method, before, given, key), rule=rule
+            tx, trainable, ema is not None, started_params(method, before, given, key), rule
         ),
         given={
             name: abstract_params(read, mesh)
             for name, read in {MODEL: method.reads(before), **method.objective.reads()}.items()
         },
-        state=abstract_state(specs, tx, trainable, ema is not None, mesh, rule=rule, layouts=layouts),
+        state=abstract_state(specs, tx, trainable, ema is not None, mesh, rule, layouts),
         learning=spec.split(abstract_params(specs, mesh), trainable)[0],
         unsaved=spec.map_specs(lambda s: not s.saved, specs),
         batch=abstract_batch(job.sequence, derived, mesh, method.objective),

@@ -42,21 +42,10 @@ class CompilerOptions:
         return found
 
 
-def _always(mesh: MeshShape) -> bool:
-    return True
-
-
-def _is_split(mesh: MeshShape) -> bool:
-    return mesh.devices > 1
-
-
-def _is_tensor_parallel(mesh: MeshShape) -> bool:
-    return mesh.tp > 1
-
-
 _GATHER_EARLY = "weights are gathered while matmuls that do not need them run"
 _NO_WINDOWS = "complete matmuls after a gather are faster than matmuls in steps that wait for their transfers"
 _SPARSE_CORES = "sparse cores move data while the matrix units compute; their speed is assumed, not measured"
+_LARGE_BLOCKS = Option("xla_tpu_scoped_vmem_limit_kib", "98304", "larger blocks of matmuls fit the memory")
 _WITHOUT_WINDOWS = (
     Option("xla_tpu_enable_windowed_einsum_for_all_gather", "false", _NO_WINDOWS),
     Option("xla_tpu_enable_windowed_einsum_for_reduce_scatter", "false", _NO_WINDOWS),
@@ -74,7 +63,7 @@ _TPU: dict[str, tuple[tuple[Callable[[MeshShape], bool], tuple[Option, ...]], ..
         # Only on v5e: for other chips, the compiler of libtpu 0.0.50 rejects this fusion, because it may give wrong
         # results or hang. Older versions accept it silently.
         (
-            _is_split,
+            lambda mesh: mesh.devices > 1,
             (
                 Option("xla_tpu_enable_async_collective_fusion", "true", _GATHER_EARLY),
                 Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", _GATHER_EARLY),
@@ -82,11 +71,11 @@ _TPU: dict[str, tuple[tuple[Callable[[MeshShape], bool], tuple[Option, ...]], ..
                 Option("xla_enable_async_all_gather", "true", _GATHER_EARLY),
             ),
         ),
-        (_is_tensor_parallel, _WITHOUT_WINDOWS),
+        (lambda mesh: mesh.tp > 1, _WITHOUT_WINDOWS),
     ),
     "TPU v6 lite": (
-        (_always, (Option("xla_tpu_scoped_vmem_limit_kib", "98304", "larger blocks of matmuls fit the memory"),)),
-        (_is_split, _WITHOUT_WINDOWS + _ON_SPARSE_CORES),
+        (lambda mesh: True, (_LARGE_BLOCKS,)),
+        (lambda mesh: mesh.devices > 1, _WITHOUT_WINDOWS + _ON_SPARSE_CORES),
     ),
 }
 _COMBINE = "a small collective overlaps with the previous matmul, a combined one delays the next (bench/gpu_overlap.py)"
@@ -128,11 +117,17 @@ def compiler_options(
       UserError: an option of the job is unsafe on this kind of device.
     """
     platform = "gpu" if platform == "cuda" else platform
-    chosen = {one.name: (one.value, one.reason) for one in _table(platform, device_kind, mesh)}
+    table: list[Option] = []
+    if platform == "gpu":
+        table = list(_GPU)
+    elif platform == "tpu":
+        table = [option for applies, options in _TPU.get(device_kind, ()) if applies(mesh) for option in options]
+    chosen = {option.name: (option.value, option.reason) for option in table}
     for name, value in (own or {}).items():
         if platform not in _FOREIGN or _FOREIGN[platform].match(name):
             continue
-        if _is_unsafe(name, value, platform, device_kind):
+        is_on = value is not None and str(value).lower() not in ("false", "0")
+        if is_on and platform == "tpu" and device_kind not in _WITHOUT_DANGER and _UNSAFE.match(name):
             raise UserError(
                 "E-JOB-155",
                 f"compiler_options.{name} is unsafe on {device_kind}",
@@ -145,19 +140,6 @@ def compiler_options(
     return CompilerOptions(
         {name: value for name, (value, _) in chosen.items()}, {name: reason for name, (_, reason) in chosen.items()}
     )
-
-
-def _table(platform: str, device_kind: str, mesh: MeshShape) -> list[Option]:
-    """Return forerun's own options for a layout of devices."""
-    if platform == "gpu":
-        return list(_GPU)
-    groups = _TPU.get(device_kind, ()) if platform == "tpu" else ()
-    return [option for applies, options in groups if applies(mesh) for option in options]
-
-
-def _is_unsafe(name: str, value: Value | None, platform: str, device_kind: str) -> bool:
-    is_on = value is not None and str(value).lower() not in ("false", "0")
-    return platform == "tpu" and is_on and device_kind not in _WITHOUT_DANGER and _UNSAFE.match(name) is not None
 
 
 def _text(value: Value) -> str:

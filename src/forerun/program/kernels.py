@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
-from forerun.models.base import Capabilities, Model, capabilities_of
+from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, MIB
@@ -73,8 +73,14 @@ def attention(
     Raises:
       UserError: the kernel that the job names cannot run.
     """
-    missing = None if model is None else _not_in_cudnn(capabilities_of(model))
-    capability = capability or _capability_of_kind(device_kind)
+    missing = None  # what the model has, and cuDNN's attention lacks
+    if model is not None and (has := capabilities_of(model)).attention_softcap is not None:
+        missing = "soft cap on its scores"
+    elif model is not None and has.attention_sinks:
+        missing = "sinks"
+    chip = chip_of_device_kind(device_kind)
+    if capability is None and chip is not None and chip.gpu is not None:
+        capability = chip.gpu.compute_capability
     name = BY_PLATFORM.get(platform, "xla") if wanted == "auto" else wanted
     obstacle = _obstacle(name, platform, device_kind, compute, missing, capability) or _split_obstacle(name, chunk)
     if obstacle and wanted != "auto":
@@ -132,18 +138,6 @@ def _split_obstacle(name: str, chunk: int | None) -> str | None:
     if name == "splash" and chunk % SPLASH_LANES:
         return f"splash needs chunks of a multiple of {SPLASH_LANES} tokens, and mesh.context splits into {chunk}"
     return None
-
-
-def _capability_of_kind(device_kind: str) -> tuple[int, int] | None:
-    chip = chip_of_device_kind(device_kind)
-    return chip.gpu.compute_capability if chip is not None and chip.gpu is not None else None
-
-
-def _not_in_cudnn(has: Capabilities) -> str | None:
-    """Return the name of what a model has and cuDNN's attention lacks, or None."""
-    if has.attention_softcap is not None:
-        return "soft cap on its scores"
-    return "sinks" if has.attention_sinks else None
 
 
 def _obstacle(

@@ -30,7 +30,7 @@ class State:
     params: Tree
     optimizer: Tree
     average: Tree | None  # moving average of the trainable weights, if the job asks for it
-    watch: Watch | None = None  # state of the divergence guard, if there is one
+    watch: Watch  # state of the divergence guard
 
 
 @jax.tree_util.register_dataclass
@@ -46,16 +46,14 @@ class Metrics:
     told: dict[str, Any] = field(default_factory=dict)  # other metrics of the objective, per unit of its weight
 
 
-def started(
-    tx: optax.GradientTransformation, trainable: Tree, average: bool, params: Tree, *, rule: Rule | None = None
-) -> State:
+def started(tx: optax.GradientTransformation, trainable: Tree, average: bool, params: Tree, rule: Rule) -> State:
     """Return the state at step 0 with these weights.
 
     Args:
       tx: creates the optimizer state.
       trainable: a mask over `params`.
       average: whether the state has a moving average of the weights.
-      rule: the guard's rule, or None for a state without a guard.
+      rule: the guard's rule.
     """
     learning, _ = spec.split(params, trainable)
     return State(
@@ -63,7 +61,7 @@ def started(
         params=params,
         optimizer=tx.init(learning),
         average=jax.tree.map(jnp.copy, learning) if average else None,
-        watch=None if rule is None else rule.watch(),
+        watch=rule.watch(),
     )
 
 
@@ -82,9 +80,8 @@ def abstract_state(
     trainable: Tree,
     average: bool,
     mesh: Mesh,
-    *,
-    rule: Rule | None = None,
-    layouts: Tree = None,
+    rule: Rule,
+    layouts: Tree,
 ) -> State:
     """Return the shapes and shardings of the state. Optimizer moments have the shardings of their parameters."""
 
@@ -99,7 +96,7 @@ def abstract_state(
         params=params,
         optimizer=moments,
         average=learning if average else None,
-        watch=None if rule is None else jax.tree.map(replicated, jax.eval_shape(rule.watch)),
+        watch=jax.tree.map(replicated, jax.eval_shape(rule.watch)),
     )
 
 

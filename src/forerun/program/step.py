@@ -40,10 +40,10 @@ def make_step(
     rate_of: Callable[[Schedule, jax.Array], jax.Array],
     trainable: Tree,
     ema: float | None,
-    rule: guard.Rule | None = None,
-    drops: int | None = None,
-    dcn_dtypes: tuple[Any, Any] | None = None,
-    eight_bits: EightBitWeights | None = None,
+    rule: guard.Rule,
+    drops: int | None,
+    dcn_dtypes: tuple[Any, Any],
+    eight_bits: EightBitWeights | None,
 ) -> Step:
     """Return the train step of a job.
 
@@ -55,7 +55,7 @@ def make_step(
       rate_of: returns the learning rate after a number of taken steps, for the metrics.
       trainable: a mask over the parameters. The others get no gradient and no optimizer state.
       ema: the decay of the weights' moving average, or None for no average.
-      rule: decides which steps are rejected, or None to take all steps.
+      rule: decides which steps are rejected.
       drops: the seed of dropout in adapters, or None without dropout.
       dcn_dtypes: the dtypes of gradients between slices, see `summed_over_slices`.
       eight_bits: the weights whose products have operands of 8 bits, or None for none.
@@ -114,7 +114,7 @@ def make_step(
             optimizer=moments,
             average=average,
         )
-        return (after, metrics) if rule is None else guarded(rule, state, after, metrics)
+        return guarded(rule, state, after, metrics)
 
     return step
 
@@ -140,7 +140,6 @@ def guarded(rule: guard.Rule, before: State, after: State, metrics: Metrics) -> 
     The decision is made on the devices. The host would have to wait for the metrics of each step before it dispatches
     the next one. It also could not return to the old state, because that state was donated.
     """
-    assert before.watch is not None
     verdict = rule.verdict(before.watch, metrics.loss, metrics.grad_norm)
     after = replace(after, watch=guard.noted(before.watch, before.step, metrics.grad_norm))
     state = guard.chosen(verdict, after, before)

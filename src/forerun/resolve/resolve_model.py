@@ -15,8 +15,7 @@ from forerun.data.new_tokens import extended_tokenizer
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, hub_name, load_tokenizer, tokenizer_files
 from forerun.errors import UserError
 from forerun.models.decoder_config import Gpt2Config
-from forerun.models.model_facts import ModelFacts, ModelOutline
-from forerun.models.pretrained import Pretrained
+from forerun.models.model_facts import ModelFacts, ModelOutline, Pretrained
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.tokenizer_checks import compares_without_data, require_same_tokenizer
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape, check_experts, check_model
 from forerun.models.families.base import Config
-from forerun.models.model_facts import ModelFacts, ModelOutline
-from forerun.models.pretrained import teacher_section
+from forerun.models.model_facts import ModelFacts, ModelOutline, teacher_section
 from forerun.models.sizes import HUB_NAMES
 from forerun.resolve.derive import GIVEN, Derived, derive
 from forerun.resolve.tokenizer_checks import compares_without_data, require_same_tokenizer, require_vocab

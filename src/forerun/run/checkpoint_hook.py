@@ -27,7 +27,7 @@ from forerun.run.replicas import ReplicaCheck
 from forerun.run.throughput import RECENT, Throughput
 from forerun.run.validation import Validation
 from forerun.run_folder.stored_files import StoredFiles, record_of
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.units import Bytes, Seconds
 

@@ -20,7 +20,7 @@ from forerun.run.extension import Extension
 from forerun.run.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.metrics import MetricsLog
 from forerun.track.run_times import RunTimes
 

@@ -35,7 +35,7 @@ from forerun.reporter import Phase, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.open_data import Placement
 from forerun.run_folder.run_folder import RunFolder, newest_record
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.trained_model.base_weights import read_file_weights
 from forerun.units import Seconds
 

@@ -16,7 +16,7 @@ from forerun.run.hooks import Hook, RunSession
 from forerun.run.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.run_folder.run_folder import RunFolder
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 
 SUMMARY = "profile.txt"
 # Level 1 has only steps and operations of the devices. On CPU, operations are host events of level 2.

@@ -29,7 +29,7 @@ from forerun.run_folder.stored_files import saved_files
 from forerun.storage.address import Address
 from forerun.storage.folder import LocalFolder
 from forerun.storage.retries import RetrySchedule
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.trained_model.base_weights import (
     base_of,

@@ -23,7 +23,7 @@ from forerun.program.build import Program, program_of
 from forerun.program.kernels import compute_capability, job_attention
 from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 from forerun.units import Count
 
 

@@ -17,7 +17,7 @@ from forerun.program.state import Metrics, State
 from forerun.run.guard import Action, DivergenceGuard, describe_rejection
 from forerun.run.hooks import FinishedStep, Hook
 from forerun.run.validation import Validation
-from forerun.supervise.worker.worker import Stopped, Worker
+from forerun.supervise.worker import Stopped, Worker
 
 T = TypeVar("T")
 
@@ -97,7 +97,6 @@ class StepPipeline:
 
         The state is the one before the rejected step: neither that step nor those behind it changed it.
         """
-        assert self.state.watch is not None
         self.state = replace(self.state, watch=released(self.state.watch, disarmed=disarmed))
         steps = [step for step, _ in self._in_flight]
         self._in_flight.clear()

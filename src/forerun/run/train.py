@@ -32,7 +32,7 @@ from forerun.run.summary import finished_summary
 from forerun.run.validation import Validation
 from forerun.run_folder.model_code import record_code
 from forerun.run_folder.open_folder import open_folder
-from forerun.supervise.worker.worker import Worker, silent_worker
+from forerun.supervise.worker import Worker, silent_worker
 from forerun.track.run_times import RunTimes
 from forerun.trained_model.base_weights import require_matching_weights
 

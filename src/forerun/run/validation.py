@@ -24,7 +24,7 @@ from forerun.program.state import State
 from forerun.reporter import Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.open_data import Placement
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker import Worker
 
 ORDER_SEED = 0  # a constant and not the job's seed: all runs evaluate the same rows, so they can be compared
 

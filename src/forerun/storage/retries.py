@@ -13,6 +13,7 @@ A failure that is still there after its time is raised as `StorageUnavailable`.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,15 +73,16 @@ def with_retries(call: Callable[[], T], schedule: RetrySchedule, reporter: Repor
         except StorageUnavailable as error:
             tries += 1
             waited = time.monotonic() - began
+            pause = delay * random.uniform(0.5, 1.0)  # hosts that failed together do not repeat together
             if waited + delay > schedule.total_seconds:
                 raise
             left = Seconds(schedule.total_seconds - waited)
             reporter.warn(
-                f"{error.what} ({error.why}); try {tries} failed, next try in {Seconds(delay)}, giving up in {left}"
+                f"{error.what} ({error.why}); try {tries} failed, next try in {Seconds(pause)}, giving up in {left}"
             )
         else:
             if tries:
                 reporter.warn(f"the storage answers again, after {Seconds(time.monotonic() - began)}")
             return result
-        time.sleep(delay)
+        time.sleep(pause)
         delay = min(2 * delay, schedule.most_seconds)

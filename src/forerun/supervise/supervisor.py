@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +16,16 @@ from pathlib import Path
 from forerun import interrupt
 from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
+from forerun.supervise.agent import Agent
 from forerun.supervise.console import Console
 from forerun.supervise.free_tpu import require_free_tpu
-from forerun.supervise.host.agent import Agent
 from forerun.supervise.host_address import Hosts, bound_address
 from forerun.supervise.leader.leader import Leader
 from forerun.supervise.owner import Owner
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import StartWorker
-from forerun.supervise.protocol.secret import Secret, new_secret, read_secret
+from forerun.supervise.protocol.messages import Ending, StartWorker
 from forerun.supervise.protocol.tunnel import private_folder
+from forerun.supervise.protocol.wire import new_secret, read_secret
 from forerun.supervise.slice_policy import SlicePolicy
 from forerun.version import __version__
 
@@ -78,23 +77,41 @@ def supervise(
     environment = dict(os.environ)
     console = Console("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
     owner = Owner(run_folder, console) if hosts.leads else None
+
+    async def work(folder: Path) -> Ending:
+        leading: asyncio.Task[Ending] | None = None
+        place = hosts
+        if owner is not None:
+            bound = bound_address(hosts.leader)
+            leader = Leader(hosts, secret, known, owner, folder, limits, console, policy)
+            place = replace(hosts, port=await leader.listener.open(bound, hosts.port))
+            leading = asyncio.create_task(leader.run())
+        agent = Agent(
+            command,
+            place,
+            secret,
+            known,
+            folder,
+            limits,
+            console,
+            partial(require_free_tpu, console),
+            spare,
+            lambda order: attempt_variables(hosts, slices, environment, order),
+        )
+        _listen_to_signals(agent, place, limits)
+        loop = asyncio.get_running_loop()
+        url = maintenance_notice.metadata_url()
+        maintenance_notice.watch(url, lambda why, seconds: _tell(loop, agent, why, seconds))
+        following = asyncio.create_task(agent.run())
+        if leading is None:
+            return await following
+        ending = await leading
+        await following
+        return ending
+
     try:
         with private_folder() as folder:
-            ending = asyncio.run(
-                _supervised(
-                    command,
-                    hosts,
-                    owner,
-                    secret,
-                    known,
-                    Path(folder),
-                    limits,
-                    console,
-                    spare,
-                    lambda order: attempt_variables(hosts, slices, environment, order),
-                    policy,
-                )
-            )
+            ending = asyncio.run(work(Path(folder)))
         if ending.text and ending.host != hosts.index:
             console.info(ending.text)
         return ending.exit_code()
@@ -114,48 +131,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "none"
     return found
-
-
-async def _supervised(
-    command: Sequence[str],
-    hosts: Hosts,
-    owner: Owner | None,
-    secret: Secret,
-    identity: Mapping[str, str],
-    folder: Path,
-    limits: Limits,
-    console: Console,
-    spare: bool,
-    variables: Callable[[StartWorker], Mapping[str, str]],
-    policy: SlicePolicy | None,
-) -> Ending:
-    leading: asyncio.Task[Ending] | None = None
-    if owner is not None:
-        bound = bound_address(hosts.leader)
-        leader = Leader(hosts, secret, identity, owner, folder, limits, console, policy)
-        hosts = replace(hosts, port=await leader.listener.open(bound, hosts.port))
-        leading = asyncio.create_task(leader.run())
-    agent = Agent(
-        command,
-        hosts,
-        secret,
-        identity,
-        folder,
-        limits,
-        console,
-        partial(require_free_tpu, console),
-        spare,
-        variables,
-    )
-    _listen_to_signals(agent, hosts, limits)
-    loop = asyncio.get_running_loop()
-    maintenance_notice.watch(maintenance_notice.metadata_url(), lambda why, seconds: _tell(loop, agent, why, seconds))
-    following = asyncio.create_task(agent.run())
-    if leading is None:
-        return await following
-    ending = await leading
-    await following
-    return ending
 
 
 def _tell(loop: asyncio.AbstractEventLoop, agent: Agent, why: str, seconds: float) -> None:

@@ -13,8 +13,7 @@ import jax
 from forerun.errors import UserError
 from forerun.methods.lora import ADAPTER
 from forerun.methods.method import MODEL
-from forerun.models.model_facts import ModelFacts
-from forerun.models.registry import model_for
+from forerun.models.model_facts import ModelFacts, model_for
 from forerun.nn.spec import split
 from forerun.objectives.distil import TEACHER
 from forerun.program.build import Program

@@ -21,9 +21,8 @@ from forerun.methods.method import MODEL, method_of, model_specs, run_specs
 from forerun.methods.qat import adapter_inside
 from forerun.models.base import Model
 from forerun.models.families.wrapper import text_of
-from forerun.models.model_facts import ModelFacts
+from forerun.models.model_facts import ModelFacts, model_for
 from forerun.models.quantization_config import RECORD
-from forerun.models.registry import model_for
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored

@@ -17,7 +17,7 @@ from forerun.reporter import SILENT, Reporter
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.run_folder import RunFolder, job_of_run
 from forerun.run_folder.stage_folder import STAGES, run_of
-from forerun.weights_io.tree import read_tree
+from forerun.weights_io.read import read_tree
 
 SECTION = "forerun"  # the key in config.json with the class, its options and its files
 

@@ -104,7 +104,7 @@ def profile(
     from forerun.run.step_range import StepRange
     from forerun.run_folder.run_folder import RunFolder
     from forerun.supervise.free_tpu import require_free_tpu_for
-    from forerun.supervise.worker.worker import silent_worker
+    from forerun.supervise.worker import silent_worker
     from forerun.track.display.make_display import make_display
     from forerun.trained_model.base_weights import read_file_weights, require_matching_weights
 

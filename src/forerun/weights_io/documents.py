@@ -13,7 +13,6 @@ from forerun.files import atomic_write
 from forerun.hub.chat.template import TEMPLATE_NAME
 from forerun.hub.documents import read_json
 from forerun.hub.files import opened
-from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Config, Family
 from forerun.models.families.wrapper import TEXT, wrapper_of
 
@@ -64,27 +63,13 @@ def set_text_value(content: dict[str, Any], key: str, value: Any) -> None:
         content[key] = value
 
 
-def generation_json(base: Mapping[str, Any] | None, end: int) -> dict[str, Any]:
-    """Return the generation config: that of the base checkpoint, or one with the end token."""
-    return dict(base) if base is not None else {"eos_token_id": end}
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file atomically."""
     atomic_write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def copy_tokenizer(snapshot: Snapshot, folder: Path) -> None:
-    """Copy the tokenizer files and the chat template unchanged."""
-    _copy(snapshot.tokenizer_files, folder)
-
-
-def copy_processors(snapshot: Snapshot, folder: Path) -> None:
-    """Copy the settings for images, video and audio of a multimodal model unchanged."""
-    _copy(snapshot.processor_files, folder)
-
-
-def _copy(paths: Iterable[Path], folder: Path) -> None:
+def copy_files(paths: Iterable[Path], folder: Path) -> None:
+    """Copy files of a checkpoint unchanged, such as its tokenizer or the settings for its images."""
     for path in paths:
         # `opened` rejects links that lead outside the checkpoint. They could copy a private file into an export that
         # the user publishes.

@@ -22,7 +22,31 @@ _SCALE_DTYPES = ("F32", "BF16", "F16")
 _PART_BYTES = 1 << 25  # float32 values that are computed at one time
 
 
-class Dequantized(Weights):
+class Converted(Weights):
+    """A checkpoint that presents some of its tensors in another form. It converts them when they are read."""
+
+    def __init__(self, stored: Weights) -> None:
+        self.folder, self._stored = stored.folder, stored
+        self._tensors = dict(self._presented())
+
+    def release(self, name: str) -> None:
+        for stored_name in (name, *self._sources(name)):
+            if stored_name in self._stored:
+                self._stored.release(stored_name)
+
+    def close(self) -> None:
+        self._stored.close()
+
+    def _presented(self) -> Iterator[tuple[str, TensorInfo]]:
+        """Yield the tensors in the form in which they are presented. Raise a UserError if one is damaged."""
+        raise NotImplementedError
+
+    def _sources(self, name: str) -> tuple[str, ...]:
+        """Return the names of stored tensors from which a tensor is converted."""
+        raise NotImplementedError
+
+
+class Dequantized(Converted):
     """A checkpoint with FP8 weights, presented as if its matrices were bfloat16.
 
     A value is rounded to bfloat16 once, after the product in float32, as in transformers.
@@ -32,8 +56,8 @@ class Dequantized(Weights):
     """
 
     def __init__(self, stored: Weights, form: Float8) -> None:
-        self.folder, self._stored, self._form = stored.folder, stored, form
-        self._tensors = dict(self._plain())
+        self._form = form
+        super().__init__(stored)
 
     def view(self, name: str) -> NDArray[Any]:
         if not self.is_float8(name):
@@ -55,15 +79,10 @@ class Dequantized(Weights):
         """Return whether a matrix is stored as FP8."""
         return name.endswith(".weight") and name in self._stored and self._stored[name].dtype == "F8_E4M3"
 
-    def release(self, name: str) -> None:
-        for part in (name, _scale_name(name)):
-            if part in self._stored:
-                self._stored.release(part)
+    def _sources(self, name: str) -> tuple[str, ...]:
+        return (_scale_name(name),)
 
-    def close(self) -> None:
-        self._stored.close()
-
-    def _plain(self) -> Iterator[tuple[str, TensorInfo]]:
+    def _presented(self) -> Iterator[tuple[str, TensorInfo]]:
         for name, info in self._stored.items():
             if self.is_float8(name):
                 self._require_scales(name)
@@ -102,7 +121,7 @@ _NOT_A_NUMBER = 255  # this scale, in e8m0
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of e2m1; the highest bit is the sign
 
 
-class DequantizedExperts(Weights):
+class DequantizedExperts(Converted):
     """A checkpoint with MXFP4 parameters, presented as if they were bfloat16.
 
     A value is a product in float32, rounded to bfloat16, as in transformers.
@@ -110,10 +129,6 @@ class DequantizedExperts(Weights):
     Raises:
         UserError: The values of a parameter and its scales do not belong together.
     """
-
-    def __init__(self, stored: Weights) -> None:
-        self.folder, self._stored = stored.folder, stored
-        self._tensors = dict(self._plain())
 
     def view(self, name: str) -> NDArray[Any]:
         if not self.is_mxfp4(name):
@@ -132,15 +147,10 @@ class DequantizedExperts(Weights):
         """Return whether a parameter is stored as MXFP4."""
         return name + BLOCKS in self._stored
 
-    def release(self, name: str) -> None:
-        for part in (name, name + BLOCKS, name + SCALES):
-            if part in self._stored:
-                self._stored.release(part)
+    def _sources(self, name: str) -> tuple[str, ...]:
+        return name + BLOCKS, name + SCALES
 
-    def close(self) -> None:
-        self._stored.close()
-
-    def _plain(self) -> Iterator[tuple[str, TensorInfo]]:
+    def _presented(self) -> Iterator[tuple[str, TensorInfo]]:
         for name, info in self._stored.items():
             plain = name.removesuffix(BLOCKS)
             if name.endswith(BLOCKS):

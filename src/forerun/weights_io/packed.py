@@ -23,7 +23,7 @@ from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Family
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Tensor, entries, path_text
-from forerun.models.pretrained import Pretrained
+from forerun.models.model_facts import Pretrained
 from forerun.models.quantization_config import (
     BYTES,
     PACKED,
@@ -39,7 +39,7 @@ from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.weights_io.documents import write_json
 from forerun.weights_io.leaves import Copier
-from forerun.weights_io.low_precision import Dequantized, DequantizedExperts
+from forerun.weights_io.low_precision import Converted, Dequantized, DequantizedExperts
 from forerun.weights_io.match import READABLE, Stacked, dtypes_of
 from forerun.weights_io.scales import SUFFIX, rounded_weights, scale_entries
 from forerun.weights_io.shards import Planned, Shards, shards_of
@@ -52,10 +52,6 @@ def layout_of(params: Tree) -> Rounding:
     """Return the rounding of the fake-quantized weights, which is the same for all of them."""
     (layout,) = {Rounding(one.bits, one.group, one.activations) for one in rounded_weights(params).values()}
     return layout
-
-
-def _format(layout: Rounding) -> str:
-    return BYTES if layout.activations else PACKED
 
 
 def write_packed(
@@ -124,7 +120,7 @@ def config_section(layout: Rounding, ignore: list[str]) -> dict[str, Any]:
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": _format(layout),
+        "format": BYTES if layout.activations else PACKED,
         "quantization_status": "compressed",
         "config_groups": {"group_0": scheme},
         "ignore": ignore,
@@ -166,7 +162,7 @@ def unpack(words: NDArray[Any], bits: int, columns: int) -> NDArray[Any]:
     return (fields.reshape(len(words), -1)[:, :columns].astype(np.int32) - 2 ** (bits - 1)).astype(np.int8)
 
 
-class Unpacked(Weights):
+class Unpacked(Converted):
     """A checkpoint with integer weights, presented as if its matrices were float32.
 
     Raises:
@@ -174,42 +170,37 @@ class Unpacked(Weights):
     """
 
     def __init__(self, packed: Weights, bits: int) -> None:
-        self.folder, self._packed, self._bits = packed.folder, packed, bits
-        self._tensors = dict(self._plain())
+        self._bits = bits
+        super().__init__(packed)
 
     def view(self, name: str) -> NDArray[Any]:
         if not self.is_unpacked(name):
-            return self._packed.view(name)
+            return self._stored.view(name)
         stem = name.removesuffix(".weight")
         rows, columns = self._tensors[name].shape
-        if f"{stem}.weight_packed" in self._packed:
-            codes = unpack(self._packed.view(f"{stem}.weight_packed"), self._bits, columns)
+        if f"{stem}.weight_packed" in self._stored:
+            codes = unpack(self._stored.view(f"{stem}.weight_packed"), self._bits, columns)
         else:
-            codes = self._packed.view(name)
-        scale = self._packed.view(f"{stem}{SUFFIX}").astype(np.float32)
+            codes = self._stored.view(name)
+        scale = self._stored.view(f"{stem}{SUFFIX}").astype(np.float32)
         numbers = codes.astype(np.float32).reshape(rows, scale.shape[1], -1) * scale[:, :, None]
         return np.asarray(numbers.reshape(rows, columns))
 
     def is_unpacked(self, name: str) -> bool:
         """Return whether a matrix is stored as integers."""
-        return name.endswith(".weight") and f"{name.removesuffix('.weight')}{SUFFIX}" in self._packed
+        return name.endswith(".weight") and f"{name.removesuffix('.weight')}{SUFFIX}" in self._stored
 
     @property
     def scales(self) -> Weights:
         """The tensors of the file, which include the scales under their own names."""
-        return self._packed
+        return self._stored
 
-    def release(self, name: str) -> None:
+    def _sources(self, name: str) -> tuple[str, ...]:
         stem = name.removesuffix(".weight")
-        for part in (name, f"{stem}.weight_packed", f"{stem}{SUFFIX}"):
-            if part in self._packed:
-                self._packed.release(part)
+        return f"{stem}.weight_packed", f"{stem}{SUFFIX}"
 
-    def close(self) -> None:
-        self._packed.close()
-
-    def _plain(self) -> Iterator[tuple[str, TensorInfo]]:
-        for name, info in self._packed.items():
+    def _presented(self) -> Iterator[tuple[str, TensorInfo]]:
+        for name, info in self._stored.items():
             stem, _, kind = name.rpartition(".")
             if kind == "weight_scale":
                 yield f"{stem}.weight", replace(info, dtype="F32", shape=self._shape(stem))
@@ -218,11 +209,11 @@ class Unpacked(Weights):
 
     def _shape(self, stem: str) -> tuple[int, int]:
         """Return the shape of a matrix. Raise a UserError if its codes and scales do not fit it."""
-        words, plain = self._packed.get(f"{stem}.weight_packed"), self._packed.get(f"{stem}.weight")
-        given, scale = self._packed.get(f"{stem}.weight_shape"), self._packed[f"{stem}{SUFFIX}"]
+        words, plain = self._stored.get(f"{stem}.weight_packed"), self._stored.get(f"{stem}.weight")
+        given, scale = self._stored.get(f"{stem}.weight_shape"), self._stored[f"{stem}{SUFFIX}"]
         shape: tuple[int, ...] = ()
         if words is not None and given is not None and (given.dtype, given.shape) == ("I64", (2,)):
-            shape = tuple(int(size) for size in self._packed.view(f"{stem}.weight_shape"))
+            shape = tuple(int(size) for size in self._stored.view(f"{stem}.weight_shape"))
             fits = (words.dtype, words.shape) == ("I32", (shape[0], -(-shape[1] * self._bits // _WORD_BITS)))
         else:
             shape = plain.shape if plain is not None else ()
@@ -330,7 +321,7 @@ def _planned(
     if step is None:
         return [Planned(entry.name, tensor_dtype(dtype, entry.name), entry.shape)]
     scale = Planned(step.name, "BF16", step.shape)
-    if _format(layout) == BYTES:
+    if layout.activations:
         return [Planned(entry.name, "I8", entry.shape), scale]
     words = -(-entry.shape[1] * layout.bits // _WORD_BITS)
     return [

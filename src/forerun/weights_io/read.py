@@ -96,3 +96,39 @@ def _is_quantized(leaf: object) -> bool:
 def piece_of(tensor: NDArray[Any], entry: Entry, piece: Piece) -> NDArray[Any]:
     """Return the piece's part of the tensor, as a view with one dimension per letter."""
     return tensor[piece.slices(entry.along)].reshape(piece.split)
+
+
+def read_tree(weights: Weights, wanted: Tree, where: str) -> Tree:
+    """Return the parameters of a custom model on the devices, which `write_tree` has written.
+
+    Args:
+        weights: The tensors.
+        wanted: A tree of `jax.ShapeDtypeStruct` with shardings.
+        where: The folder, for errors.
+
+    Raises:
+        UserError: The tensors are not those of `wanted`.
+    """
+    flat, structure = jax.tree_util.tree_flatten_with_path(wanted)
+    shapes = {path_text(path): leaf for path, leaf in flat}
+    stored = {name: info.shape for name, info in weights.items()}
+    differing = [name for name in {**shapes, **stored} if name not in shapes or stored.get(name) != shapes[name].shape]
+    if differing:
+        name = differing[0]
+        needs = f"{list(shapes[name].shape)}" if name in shapes else "nothing"
+        has = f"{list(stored[name])}" if name in stored else "nothing"
+        raise UserError(
+            "E-MODEL-031",
+            f"{len(differing)} weights in {where} are not those of the model class",
+            why=f"{name}: the class has {needs}, and the files have {has}",
+            fix="use the code that the model was trained with; the folder code/ of the export has a copy",
+        )
+    return jax.tree_util.tree_unflatten(structure, [_placed(weights, name, leaf) for name, leaf in shapes.items()])
+
+
+def _placed(weights: Weights, name: str, like: Any) -> jax.Array:
+    view = weights.view(name)
+    placed = jax.make_array_from_callback(like.shape, like.sharding, lambda part: view[part].astype(like.dtype))
+    placed.block_until_ready()  # so that the pages of the file are no longer needed
+    weights.release(name)
+    return placed

@@ -17,9 +17,8 @@ from forerun.hub.safetensors import Selection, Weights, equal_bytes, numpy_dtype
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.keys import Entry, Piece, Tensor, entries, path_text, unused_names
-from forerun.models.pretrained import read_snapshot
+from forerun.models.model_facts import model_for, read_snapshot
 from forerun.models.quantization_config import QUANTIZATION, float8_in
-from forerun.models.registry import model_for
 from forerun.nn.spec import Tree
 from forerun.weights_io.leaves import Copier, Pair, on_cpu, placing_of
 from forerun.weights_io.low_precision import Dequantized
@@ -122,6 +121,24 @@ def write_params(
                 return copied(others, tensor)
             return value_of(found[tensor.name], tensor, leaves, copier)
 
+        shards.write(written)
+        return shards.finish()
+
+
+def write_tree(folder: Path, params: Tree, dtype: str) -> list[Path]:
+    """Write all parameters of a custom model in `dtype`, and return the paths of the files.
+
+    A tensor has the path of its parameter in `specs()` as its name.
+    """
+    leaves = {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    planned = [Planned(name, tensor_dtype(dtype, name), leaf.shape) for name, leaf in leaves.items()]
+
+    def written(tensor: Planned) -> NDArray[Any]:
+        value = np.asarray(leaves[tensor.name]).astype(numpy_dtype(tensor.dtype), order="C")
+        require_float16(tensor, value)
+        return value
+
+    with Shards(folder, shards_of(planned, SHARD_BYTES)) as shards:
         shards.write(written)
         return shards.finish()
 

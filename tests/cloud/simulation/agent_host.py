@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-from recording_reporter import CallingReporter
 
 from forerun.cloud.host import agent as agent_module
 from forerun.cloud.host.agent import Agent
@@ -14,6 +12,7 @@ from forerun.cloud.host.settings import HostLayout, read_settings
 from forerun.cloud.host.training import ServiceState, TrainProgress
 from forerun.cloud.record.run_files import RunFiles
 from simulation.bucket import BucketFolder
+from simulation.events import TraceReporter
 from simulation.process import Killed, Process
 
 if TYPE_CHECKING:
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 RESTART_SECONDS = 5.0  # RestartSec= of the agent's unit
 
 
-@dataclass(frozen=True)
 class SimulatedLayout(HostLayout):
     """The file tree of a simulated host, with the ID of its boot."""
 
-    host: AgentHost | None = None
+    def __init__(self, root: Path, host: AgentHost) -> None:
+        super().__init__(root)
+        self.host = host
 
     def boot_id(self) -> str:
-        assert self.host is not None
         return f"boot-{self.host.boots}"
 
 
@@ -163,7 +162,7 @@ class AgentHost:
             self.index,
             context.provider(self.process),
             lambda: self.notice,
-            CallingReporter(lambda text: context.world.note(f"{self.process.name}: {text}")),
+            TraceReporter(context.world, self.process.name),
             wall=self.wall,
             monotonic=self.monotonic,
             service=self,

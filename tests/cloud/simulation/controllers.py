@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from recording_reporter import CallingReporter
-
 from forerun.cloud import labels
 from forerun.cloud.control.actions import Action, EndRun
 from forerun.cloud.control.begin import begin_run, with_cap
@@ -24,7 +22,8 @@ from forerun.cloud.record.entries import CloudRun, LeaseEntry
 from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
-from simulation.bucket import FOLDER, BucketFolder
+from simulation.bucket import BucketFolder
+from simulation.events import TraceReporter
 from simulation.guest import Delivery
 from simulation.machines import Machine
 from simulation.process import Killed, Process, Suspended
@@ -254,16 +253,16 @@ class KeeperProcess(ControllerProcess):
                 settings,
                 providers,
                 Delivery(simulation.context, self.process),
-                CallingReporter(lambda text: simulation.world.note(f"keeper: {text}")),
+                TraceReporter(simulation.world, "keeper"),
                 sleep,
                 files,
             )
 
 
-def rent_keeper(simulation: Simulation) -> Machine:
+def rent_keeper(simulation: Simulation, run: CloudRun) -> Machine:
     """Create the machine of the keeper, with the limit that `forerun run` gives it."""
     limit = int(simulation.scenario.cap_usd / KEEPER_USD_PER_HOUR * 3600)
-    request = keeper_request("sim", FOLDER, ("zone-a", "e2-small"), {}, limit_seconds=limit)
+    request = keeper_request(run, "zone-a", "e2-small", {}, limit)
     simulation.cloud.create(request, "compute")
     assert request.labels[labels.ROLE] == labels.KEEPER_ROLE
     return simulation.cloud.machines[-1]

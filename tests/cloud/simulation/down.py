@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 from collections.abc import Sequence
@@ -68,7 +67,7 @@ def take_everything_down(simulation: Simulation, *, is_last: bool) -> None:
         stack.enter_context(contextlib.redirect_stderr(output))
         problem = ""
         try:
-            down_command.run(argparse.Namespace(name=None, all=True, yes=True, project=None))
+            down_command.down(None, all=True, yes=True)
         except UserError as error:
             problem = f"{error.what}: {error.why}"
         except Exception as error:

@@ -7,6 +7,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from forerun.reporter import Reporter
+
 START = 1_790_000_000.0  # seconds since 1970
 
 
@@ -51,3 +53,13 @@ class World:
     def note(self, text: str) -> None:
         """Add a line to the trace."""
         self.trace.append((self.now - START, text))
+
+
+class TraceReporter(Reporter):
+    """Writes the lines of a process to the trace."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+
+    def info(self, text: str) -> None:
+        self._world.note(f"{self._name}: {text}")

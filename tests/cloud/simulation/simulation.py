@@ -112,7 +112,7 @@ class Simulation:
 
     def start_keeper(self, run: CloudRun) -> None:
         if self.keeper is None and self.laptop.end is None:
-            self.keeper = KeeperProcess(self, rent_keeper(self), run)
+            self.keeper = KeeperProcess(self, rent_keeper(self, run), run)
 
     def run(self) -> None:
         """Simulate everything, then delete what remains with `forerun down`."""

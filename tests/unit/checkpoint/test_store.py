@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from error_assertions import raises_error
 from jax.sharding import NamedSharding, PartitionSpec
 
 from forerun.checkpoint.log import Commit
@@ -53,7 +54,7 @@ def made(seed: int = 0) -> State:
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-3)))
     with jax.numpy_dtype_promotion("standard"):  # Optax itself is not strict
         _, optimizer = chain.update(params, chain.init(params), params)
-    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]))
+    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]), watch=None)  # type: ignore[arg-type]
 
 
 def like(tree: Any, sharding: Any = None) -> Any:
@@ -182,7 +183,7 @@ def test_another_model_is_named_by_its_first_differing_leaf(tmp_path: Path, chan
     with CheckpointStore(tmp_path, keep=1) as store:
         store.save(1, state, {})
         store.wait()
-        with pytest.raises(UserError, match="E-CHECKPOINT-008") as error:
+        with raises_error("E-CHECKPOINT-008") as error:
             store.restore(1, like(change(state)))
     assert words in error.value.why
 
@@ -197,9 +198,9 @@ def test_a_failed_save_is_raised_by_the_next_call_and_leaves_the_rest_intact(
     for call in (lambda: store.save(3, state, {}), store.wait, store.close):
         with files_of_at_most(1 << 16):
             store.save(2, state, {})
-            with pytest.raises(UserError, match=r"2.*E-CHECKPOINT-017") as error:
+            with raises_error("E-CHECKPOINT-017", "2") as error:
                 call()
-        assert "resumes from step 1" in error.value.fix
+        assert "from step 1" in error.value.fix
         assert store.steps() == [1]
     with CheckpointStore(tmp_path, keep=2) as store:
         store.save(2, state, {})
@@ -229,7 +230,7 @@ def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
         store.save(1, state, {})
         store.save(2, state, {})
         store.wait()
-        with pytest.raises(UserError, match=r"9.*E-CHECKPOINT-003") as error:
+        with raises_error("E-CHECKPOINT-003", "9") as error:
             store.restore(9, like(state))
         assert "1, 2" in error.value.why
 
@@ -386,7 +387,7 @@ def test_folders_of_steps_without_records_are_named_and_left_alone(tmp_path: Pat
     for name in ("100", "200-3-1"):
         folder = tmp_path / name
         (folder / name).mkdir(parents=True)
-        with pytest.raises(UserError, match="E-CHECKPOINT-005") as error:
+        with raises_error("E-CHECKPOINT-005") as error:
             CheckpointStore(folder, keep=1)
         assert name in error.value.why
         assert [path.name for path in folder.iterdir()] == [name]

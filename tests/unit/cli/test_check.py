@@ -48,7 +48,7 @@ def test_defaults_of_an_optimizer_are_shown_with_their_reason(job: str, capsys: 
     value, reason = derived["optimizer"]
     # Qwen3-0.6B: 440M parameters in matrices with 4 bytes each, 156M others with 8.
     assert value == "muon"
-    assert "Muon trains 440M parameters, AdamW 156M" in reason
+    assert "trains 440M parameters" in reason
     assert "5.04 bytes" in reason
     capsys.readouterr()
     assert main(["check", job, "optimizer.groups=[{match: wte, lr_scale: 2}]", "--on", "v5e-8"]) == 2
@@ -152,14 +152,14 @@ def test_a_class_of_the_users_own(job: str, capsys: Capture) -> None:
     assert found["method"][0] == "none"
     assert found["trainable"] != found["parameters"], "the recurrent weights of a reservoir do not learn"
     assert main(["check", "--all", str(example), "model.options.leek=1", "device=cpu"]) == 2
-    assert "does not accept these options" in capsys.readouterr().err
+    assert "[E-MODEL-009]" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_the_mesh_is_told_below_the_values(job: str, capsys: Capture) -> None:
     assert main(["check", "--all", job, "--on", "v5e-8", "model=smollm2-135m", "mesh.tp=2"]) == 2
     out, err = capsys.readouterr()
     assert rows_of(out)["mesh.tp"] == ("2", "command line")
-    assert "mesh.tp=2 does not divide the model's 9 heads" in err
+    assert "model's 9 heads" in err
 
 
 def test_an_unknown_size_needs_no_jax(job: str) -> None:
@@ -174,7 +174,7 @@ def test_an_unknown_size_needs_no_jax(job: str) -> None:
         check=False,
     )
     assert ran.stdout.split() == ["2", "False"]
-    assert "pretrained weights: model=Qwen/Qwen3-0.6B; random weights of that size: model=qwen3-0.6b" in ran.stderr
+    assert "pretrained weights: model=Qwen/Qwen3-0.6B" in ran.stderr
 
 
 def test_columns_are_aligned(job: str, capsys: Capture) -> None:
@@ -238,7 +238,7 @@ def test_steps_follow_from_data_that_is_here(job: str, capsys: Capture) -> None:
 def test_data_that_is_nowhere_is_a_mistake_if_it_decides_the_steps(job: str, capsys: Capture) -> None:
     Path("job.yaml").write_text("model: qwen3-0.6b\ndata: text.txt\n")
     assert main(["check", "--all", job, "--on", "v5e-8"]) == 2
-    assert "text.txt does not exist" in capsys.readouterr().err
+    assert "text.txt does not" in capsys.readouterr().err
 
 
 def test_colours_only_on_a_terminal(job: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_an_output_of_other_questions_is_not_touched(
     for content in ('{"prompt": "b", "text": "x"}\n', "my diary\n", '{"prompt": "a"}\n'):
         out.write_text(content)
         assert main(["generate", "tiny", "--batch", str(file), "--out", str(out)]) == 2
-        assert "does not answer line 1" in capsys.readouterr().err
+        assert "answer line 1" in capsys.readouterr().err
         assert out.read_text() == content
 
 
@@ -260,7 +260,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 
 def test_a_model_without_a_template_does_not_chat(asked: list[dict[str, Any]], capsys: Capture) -> None:
     assert main(["chat", "plain-model"]) == 2
-    assert "plain-model has no chat template" in capsys.readouterr().err
+    assert "[E-COMMAND-021]" in capsys.readouterr().err
 
 
 def test_commands_are_not_sent_to_the_model(

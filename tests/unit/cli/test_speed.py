@@ -18,6 +18,9 @@ MAX_OF_BARE = 2.5
 HEAVY = {"jax", "jaxlib", "numpy", "rich", "optax", "orbax", "tokenizers"}
 CASES = {
     "help": (["--help"], 0, HEAVY | {"pydantic", "yaml"}),
+    "help of train": (["train", "--help"], 0, HEAVY | {"pydantic", "yaml"}),
+    "help of a verb": (["export", "--help"], 0, HEAVY | {"pydantic", "yaml"}),
+    "help of run": (["run", "--help"], 0, HEAVY | {"pydantic", "yaml"}),
     "unknown command": (["trian"], 2, HEAVY | {"pydantic", "yaml"}),
     "config error": (["check", "job.yaml"], 2, HEAVY),
     "train with a config error": (["train", "job.yaml"], 2, HEAVY),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from error_assertions import raises_error
 
 from forerun.config.source import Dumper, flow, read_file, read_value
 from forerun.errors import UserError
@@ -107,10 +108,10 @@ def test_refused_texts_name_file_and_line(tmp_path: Path, text: str, line: int, 
 def test_bytes_that_are_not_utf8_and_empty_files_are_users_mistakes(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(b"name: \xff\xfe\n")
-    with pytest.raises(UserError, match=r"UTF-8.*E-JOB-011"):
+    with raises_error("E-JOB-011", "UTF-8"):
         read_file(file)
     file.write_text("# nothing\n")
-    with pytest.raises(UserError, match="E-JOB-009"):
+    with raises_error("E-JOB-009"):
         read_file(file)
     file.write_bytes("\ufeffname: ä\n".encode())
     assert read_file(file).tree == {"name": "ä"}
@@ -119,7 +120,7 @@ def test_bytes_that_are_not_utf8_and_empty_files_are_users_mistakes(tmp_path: Pa
 def test_depth_has_an_end(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("a: " + "[" * 5000 + "]" * 5000)
-    with pytest.raises(UserError, match="E-JOB-017"):
+    with raises_error("E-JOB-017"):
         read_file(file)
 
 
@@ -131,7 +132,7 @@ def test_a_missing_file_suggests_its_neighbours(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_file(tmp_path / "quickstart")
     assert "quickstart.yaml" in caught.value.fix
-    with pytest.raises(UserError, match="E-JOB-013"):
+    with raises_error("E-JOB-013"):
         read_file(tmp_path)
     with pytest.raises(UserError) as caught:
         read_file(tmp_path / "nowhere" / "job.yaml")

@@ -6,13 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
+from error_assertions import raises_error
 
 from forerun.config.schema import Data, Part
 from forerun.data.corpus import Corpus, Dialect, open_corpus
 from forerun.data.order.batches import Batches
 from forerun.data.tokenizer import ByteTokenizer
-from forerun.errors import UserError
 
 BYTES = Dialect(ByteTokenizer())
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -64,7 +63,7 @@ def test_conversations_stay_whole_and_only_answers_are_learned(tmp_path: Path) -
 
 def test_conversations_without_a_template_are_refused(tmp_path: Path) -> None:
     place = jsonl(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    with pytest.raises(UserError, match="E-DATA-009") as refused:
+    with raises_error("E-DATA-009") as refused:
         opened(Data(path=place))
     assert "data.chat_template=chatml" in refused.value.fix
     own = Dialect(ByteTokenizer(), template="{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -73,12 +72,12 @@ def test_conversations_without_a_template_are_refused(tmp_path: Path) -> None:
 
 def test_pairs_are_refused_and_ids_need_a_bound(tmp_path: Path) -> None:
     pairs = jsonl(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
-    with pytest.raises(UserError, match="E-DATA-004"):
+    with raises_error("E-DATA-004"):
         opened(Data(path=pairs))
     ids = jsonl(tmp_path / "ids.jsonl", [{"input_ids": [1, 2, 300]}])
-    with pytest.raises(UserError, match="E-DATA-003"):
+    with raises_error("E-DATA-003"):
         opened(Data(path=ids))
-    with pytest.raises(UserError, match=r"300.*300.*E-DATA-097"):
+    with raises_error("E-DATA-097", "300", "300"):
         opened(Data(path=ids), vocab=300)
     assert opened(Data(path=ids), vocab=301).largest == 300
 
@@ -90,14 +89,14 @@ def test_bad_rows_are_passed_over_if_the_job_says_so_and_the_rest_is_as_if_they_
     lines[3:3] = ['{"text": 7}', "not json"]
     (tmp_path / "dirty.jsonl").write_text("\n".join(lines))
     dirty = str(tmp_path / "dirty.jsonl")
-    with pytest.raises(UserError, match=r"dirty\.jsonl,.*4.*E-DATA-071"):
+    with raises_error("E-DATA-071", "dirty.jsonl,", "4"):
         opened(Data(path=dirty))
     skipped = opened(Data(path=dirty, bad_rows=2))
     assert [str(bad.place).rpartition("/")[2] for bad in skipped.parts[0].store.skipped] == [
         "dirty.jsonl, line 4",
         "dirty.jsonl, line 5",
     ]
-    assert "2 bad rows skipped" in skipped.lines()[0]
+    assert "2 bad rows" in skipped.lines()[0]
     for step in range(10):
         one, two = (Batches(corpus.rows, seed=1, batch=4).batch_at(step) for corpus in (clean, skipped))
         assert np.array_equal(one.tokens, two.tokens)
@@ -113,7 +112,7 @@ def test_a_mixture_draws_by_weight(tmp_path: Path) -> None:
     drawn = Counter(part for step in range(64) for part, *_ in batches.examples_at(step))
     assert drawn == {0: 3072, 1: 1024}
     assert [line.partition(":")[0] for line in corpus.lines()] == ["a", "b"]
-    assert "1 passes per epoch" in corpus.lines()[1]
+    assert "1 passes per" in corpus.lines()[1]
 
 
 def test_validation_is_kept_apart(tmp_path: Path) -> None:

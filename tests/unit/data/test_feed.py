@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_assertions import raises_error
 
 from forerun.data import feed as module
 from forerun.data.feed import Feed
@@ -146,7 +147,7 @@ def test_the_user_error_of_a_batch_keeps_its_code_and_its_place() -> None:
     with Feed(source_of(trouble), told, 0, 10) as feed:
         assert failed.wait(PATIENCE_SECONDS)
         assert [next(feed), next(feed)] == [0, 1]
-        with pytest.raises(UserError, match="E-DATA-001") as caught:
+        with raises_error("E-DATA-001") as caught:
             next(feed)
         assert caught.value is error
         assert "trouble" in [frame.name for frame in caught.traceback]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from error_assertions import assert_error
+from error_assertions import assert_error, raises_error
 
 from forerun.config.schema import Data
 from forerun.data.corpus import Corpus, Dialect, open_corpus, recipe_of
@@ -111,7 +111,7 @@ def _numbered(corpus: Corpus) -> Any:
 
 def test_pairs_are_held_out_whole(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"chosen": "a", "rejected": "b", "prompt": "c"}\n')
-    with pytest.raises(UserError, match=r"validation_by.*E-DATA-006"):
+    with raises_error("E-DATA-006", "validation_by"):
         open_corpus(
             Data(path=str(tmp_path / "a.jsonl"), validation=0.1, validation_by="rows"), BYTES, sequence=16, pairs=True
         )
@@ -156,7 +156,7 @@ def test_prompts_and_completions_use_the_chat_template_unless_the_job_rejects_it
         assert ids.tolist() == [*text, 256]
         assert learned is not None
         assert bytes(ids[learned][:-1].tolist()) == b"yes<|im_end|>"
-    with pytest.raises(UserError, match="E-DATA-009"):
+    with raises_error("E-DATA-009"):
         opened(tmp_path, place, apply_template=True)
     for key, value in (("chat_template", "chatml"), ("system", "Be brief.")):
         (warning,) = opened(tmp_path, place, apply_template=False, **{key: value}).warnings

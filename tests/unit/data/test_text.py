@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.data import text
 from forerun.errors import UserError
@@ -17,6 +18,6 @@ def test_a_missing_path_names_the_nearest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("place", "command"), [("gs://bucket/text", "gcloud storage cp"), ("https://a.b/c", "curl")])
 def test_an_address_is_not_a_local_path(place: str, command: str) -> None:
-    with pytest.raises(UserError, match="E-DATA-076") as error:
+    with raises_error("E-DATA-076") as error:
         text.local_path(place, key="data.tokenizer")
     assert command in error.value.fix

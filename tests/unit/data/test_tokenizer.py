@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_assertions import raises_error
 
 from forerun.data.tokenizer import EOS_NAMES, load_tokenizer
 from forerun.errors import UserError
@@ -58,7 +59,7 @@ def test_the_first_usual_name_ends_a_document(tmp_path: Path) -> None:
 
 def test_without_an_end_of_document_it_is_an_error(tmp_path: Path) -> None:
     path = tokenizer_json(tmp_path, {"?": 0}, {})
-    with pytest.raises(UserError, match="E-DATA-080") as error:
+    with raises_error("E-DATA-080") as error:
         load_tokenizer(str(path))
     assert all(name in error.value.why for name in EOS_NAMES)
 

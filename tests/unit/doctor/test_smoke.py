@@ -55,7 +55,7 @@ def test_devices_and_mesh_are_those_of_the_overrides(capsys: pytest.CaptureFixtu
     assert smoke.run(values) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "4 x cpu" in lines[0]
-    assert "4 of 8 devices" in lines[0]
+    assert "4 of 8" in lines[0]
     assert "on one device" in lines[3]
     assert lines[3].endswith("s)")
 

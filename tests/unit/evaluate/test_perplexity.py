@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored_models as tiny
+from error_assertions import raises_error
 
-from forerun.errors import UserError
 from forerun.evaluate.perplexity import HeldOutText, held_out
 from forerun.hardware.mesh import MeshShape
 from forerun.nn.compute import Compute
@@ -53,8 +53,8 @@ def test_a_loss_beyond_all_numbers_has_an_infinite_perplexity() -> None:
 def test_what_cannot_be_measured_is_said() -> None:
     params, mesh = tiny.placed("decoder", tiny.ONE)
     model = tiny.MODELS["decoder"]
-    with pytest.raises(UserError, match="E-EVAL-005"):
+    with raises_error("E-EVAL-005"):
         held_out(model, params, mesh, Compute(), [batch([], [])], text_bytes=1)
     broken = jax.tree.map(lambda x: x * jnp.nan, params)
-    with pytest.raises(UserError, match="E-EVAL-004"):
+    with raises_error("E-EVAL-004"):
         held_out(model, broken, mesh, Compute(), [batch(ROWS[0])], text_bytes=1)

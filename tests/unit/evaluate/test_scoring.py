@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored_models as tiny
+from error_assertions import raises_error
 from recording_reporter import RecordingReporter
 
 from forerun.errors import UserError
@@ -131,5 +132,5 @@ def test_what_cannot_be_scored_is_said(request_: Request, words: str) -> None:
 def test_weights_that_are_not_numbers_are_said() -> None:
     params, mesh = tiny.placed("decoder", tiny.ONE)
     broken = jax.tree.map(lambda x: x * jnp.nan, params)
-    with pytest.raises(UserError, match="E-EVAL-009"):
+    with raises_error("E-EVAL-009"):
         Scorer(tiny.MODELS["decoder"], broken, mesh, Compute(), rows=2).token_logprobs([([1], [2])])

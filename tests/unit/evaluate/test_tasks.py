@@ -4,6 +4,7 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.errors import UserError
 from forerun.evaluate.tasks import _require_harmless, require_lm_eval, results_table
@@ -20,7 +21,7 @@ def test_without_lm_eval_the_command_to_install_it_is_said(monkeypatch: pytest.M
 
 def test_a_task_that_runs_what_the_model_writes_is_refused() -> None:
     _require_harmless({"choice": SimpleNamespace(UNSAFE_CODE=False), "other": SimpleNamespace()})
-    with pytest.raises(UserError, match=r"'humaneval'.*E-EVAL-014"):
+    with raises_error("E-EVAL-014", "'humaneval'"):
         _require_harmless({"choice": SimpleNamespace(), "humaneval": SimpleNamespace(UNSAFE_CODE=True)})
 
 

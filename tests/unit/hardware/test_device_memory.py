@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import pytest
+from error_assertions import raises_error
 
-from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
 from forerun.hardware.device_memory import MEMORY_SHARE, VARIABLES, DeviceMemory, memory_share, reserve_memory_share
 from forerun.hardware.devices import ThisMachine
@@ -74,7 +74,7 @@ def test_the_user_s_share_counts_and_stays(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["most", "0", "-1", "nan"])
 def test_a_share_must_be_a_number_above_zero(value: str) -> None:
-    with pytest.raises(UserError, match="E-HARDWARE-024"):
+    with raises_error("E-HARDWARE-024"):
         memory_share({VARIABLES[1]: value})
 
 

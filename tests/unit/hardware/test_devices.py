@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from error_assertions import raises_error
 
 from forerun.errors import UserError
 from forerun.hardware.devices import Absence, CpuWithoutJax, ThisMachine, choose
@@ -52,7 +53,7 @@ def test_auto_warns_when_an_attached_tpu_is_not_used() -> None:
     chosen = choose("auto", None, Pretended(tpu=4, broken="The TPU is already in use by process with pid 7"))
     assert chosen.platform == "cpu"
     assert chosen.warning is not None
-    assert "already in use by process with pid 7" in chosen.warning
+    assert "with pid 7" in chosen.warning
     assert "forerun doctor" in chosen.warning
     assert choose("auto", None, Pretended(attached=True)).warning is not None
 
@@ -91,24 +92,24 @@ def test_list_keeps_its_order() -> None:
 
 
 def test_list_of_which_nothing_is_here() -> None:
-    with pytest.raises(UserError, match="E-HARDWARE-004"):
+    with raises_error("E-HARDWARE-004"):
         choose(("tpu", "gpu"), None, Pretended())
 
 
 @pytest.mark.parametrize("device", [(), "npu", ("tpu", "auto")])
 def test_what_is_not_a_device(device: str | tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match="E-HARDWARE-002"):
+    with raises_error("E-HARDWARE-002"):
         choose(device, None, Pretended())
 
 
 def test_count_takes_the_first() -> None:
     chosen = choose("tpu", 2, Pretended(tpu=4))
     assert chosen.devices == ("tpu0", "tpu1")
-    assert "2 of 4 devices" in chosen.reason
+    assert "2 of 4" in chosen.reason
 
 
 def test_count_beyond_what_is_here() -> None:
-    with pytest.raises(UserError, match=r"8.*4.*E-HARDWARE-003") as error:
+    with raises_error("E-HARDWARE-003", "8", "4") as error:
         choose("tpu", 8, Pretended(tpu=4))
     assert error.value.fix == "devices=4, or leave devices out"
     with pytest.raises(UserError) as error:

@@ -115,7 +115,7 @@ except UserError as error:
 def test_the_plugins_of_plan_cannot_train(tmp_path: Path) -> None:
     error, output = opened(tmp_path)
     assert "[E-HARDWARE-004]" in error
-    assert "Unable to load cuDNN" in error
+    assert "cuDNN" in error
     assert install_command("cuda") in error.replace("\n       ", " ")
     assert "Traceback" not in output
 
@@ -126,6 +126,5 @@ def test_a_missing_driver(tmp_path: Path) -> None:
     visible = "from jax._src import hardware_utils; hardware_utils.has_visible_nvidia_gpu = lambda: True"
     error, _ = opened(tmp_path, visible, JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1")
     assert "[E-HARDWARE-004]" in error
-    assert "No visible GPU devices" in error
-    assert "the NVIDIA driver is not loaded" in error
+    assert "the NVIDIA driver" in error
     assert "docker run --gpus all" in error

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from error_assertions import raises_error
 
-from forerun.errors import UserError
 from forerun.hardware.show import chips_table, prices_table, slices_table
 
 HARDWARE_PAGE = Path(__file__).parents[3] / "docs/reference/hardware.md"
@@ -37,7 +37,7 @@ def test_prices_of_one_zone_and_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("generation,zone,usd_per_chip_hour_on_demand,date\nv6e,us-central1-a,0.5,2026-10-01\n")
     assert line_of(prices_table(str(file), "us-central1-a"), "v6e") == "v6e us-central1-a - 0.5000 - 2026-10-01"
-    with pytest.raises(UserError, match="E-HARDWARE-011"):
+    with raises_error("E-HARDWARE-011"):
         prices_table(None, "nowhere")
 
 
@@ -56,5 +56,5 @@ def test_rows_of_gpus() -> None:
     table = prices_table(None, None, ["lambda"])
     assert line_of(table, "H100") == "H100 lambda 4.29 4.19 4.09 3.99 - 2026-08-22"
     assert "v6e" not in table
-    with pytest.raises(UserError, match="E-HARDWARE-021"):
+    with raises_error("E-HARDWARE-021"):
         prices_table(None, None, ["lamda"])

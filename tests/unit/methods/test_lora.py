@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from error_assertions import raises_error
 from safetensors.numpy import load_file, save_file
 
 from forerun.config.load import load
@@ -19,8 +20,7 @@ from forerun.config.training_method import Lora
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.methods.lora import LoraTransform
-from forerun.models.model_facts import ModelFacts
-from forerun.models.registry import model_of
+from forerun.models.model_facts import ModelFacts, model_of
 from forerun.nn import spec
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import Dense
@@ -101,7 +101,7 @@ def test_targets_by_any_of_their_names(targets: Any, expected: set[str], tmp_pat
 def test_a_target_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     transform = LoraTransform(Lora(targets=["q_prj"]), "float32", ModelFacts(job.model).module_names)
-    with pytest.raises(UserError, match=r"'q_prj'.*E-METHOD-003") as refused:
+    with raises_error("E-METHOD-003", "'q_prj'") as refused:
         transform.specs(model_of(job.model).specs())
     assert "q_proj" in (refused.value.why or "")
     names = ModelFacts(job.model).module_names
@@ -237,10 +237,10 @@ def test_merged_exported_and_asked(base: Path, tmp_path: Path) -> None:
     state = run(job).state
     folder = str(tmp_path / "runs/run")
     done = export(folder, str(tmp_path / "merged"), merge=True)
-    assert "4 of 21 tensors differ" in done.proof
+    assert "4 of 21" in done.proof
     plain = lowrank.plain(state.params, "float32")
     same(load_model(folder, device="cpu", devices=1).params.blocks.query, plain.blocks.query)
-    with pytest.raises(UserError, match=r"--dtype.*bfloat16.*E-RUN-019"):
+    with raises_error("E-RUN-019", "--dtype", "bfloat16"):
         export(folder, str(tmp_path / "peft"), dtype="bfloat16")
 
 
@@ -258,7 +258,7 @@ def test_a_peft_folder_of_another_kind_is_refused(
     lora: str, said: str, adapted: Path, base: Path, tmp_path: Path
 ) -> None:
     job = job_in(tmp_path, model=str(base), lora=f"{{{lora}, start: {adapted}}}")
-    with pytest.raises(UserError, match="E-RUN-004") as refused:
+    with raises_error("E-RUN-004") as refused:
         read_file_weights(ResolvedJob(job), program_on(ResolvedJob(job), choose("cpu", 1), 100))
     assert said in (refused.value.why or "")
 
@@ -289,7 +289,7 @@ def test_no_peft_folder(base: Path, tmp_path: Path) -> None:
 
 def test_blocks_must_divide(tmp_path: Path) -> None:
     job = job_in(tmp_path, lora="{base: int4, block: 64}")
-    with pytest.raises(UserError, match=r"lora\.block=64.*blocks\.query.*E-METHOD-001") as refused:
+    with raises_error("E-METHOD-001", "lora.block=64", "blocks.query") as refused:
         run(job)
     assert refused.value.fix == "set lora.block=32"
 

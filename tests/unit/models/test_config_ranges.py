@@ -17,7 +17,7 @@ from forerun.errors import UserError
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES, read_config
 from forerun.models.families.settings import RANGES, ZERO_MEANS_ABSENT
-from forerun.models.registry import model_for
+from forerun.models.model_facts import model_for
 from forerun.nn.rope import frequencies
 from forerun.nn.spec import count
 

@@ -31,8 +31,8 @@ from forerun.models.decoder_config import DecoderConfig, QueryTemperature
 from forerun.models.families.registry import read_config
 from forerun.models.keys import entries, unused_names
 from forerun.models.layer_kinds import LayerKind
+from forerun.models.model_facts import model_for
 from forerun.models.parameter_axes import active_matrix_count, matrix_count, parameter_count
-from forerun.models.registry import model_for
 from forerun.models.sizes import SIZES
 from forerun.nn.rope import Rope, Yarn
 from forerun.nn.spec import count

@@ -13,13 +13,13 @@ DOCUMENTS = ((5, 2, 1, 9), (17,))  # lengths in each row; some are shorter than 
 LENGTH, WIDTH = 17, 4
 
 
-def drawn() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def drawn() -> tuple[jax.Array, jax.Array, jax.Array]:
     """Inputs with two dimensions of channels, weights, bias and segments."""
     rng = np.random.default_rng(0)
-    shapes = (2, LENGTH, 3, 2), (3, 2, WIDTH), (3, 2)
+    shapes = (2, LENGTH, 3, 2), (3, 2, WIDTH)
     segments = [np.repeat(np.arange(1, len(row) + 1), row) for row in DOCUMENTS]
-    x, weight, bias = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
-    return x, weight, bias, jnp.asarray(np.stack(segments), jnp.int32)
+    x, weight = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    return x, weight, jnp.asarray(np.stack(segments), jnp.int32)
 
 
 def plain(x: object, weight: object) -> np.ndarray:
@@ -37,10 +37,10 @@ def plain(x: object, weight: object) -> np.ndarray:
 
 
 def test_inputs_of_other_documents_are_zero() -> None:
-    x, weight, bias, segments = drawn()
+    x, weight, segments = drawn()
     np.testing.assert_allclose(short_convolution(x, weight, segments), plain(x, weight), atol=1e-6)
-    got = short_convolution(x, weight, segments, bias_X=bias, activation=jax.nn.silu)
-    expected = plain(x, weight) + np.asarray(bias)
+    got = short_convolution(x, weight, segments, activation=jax.nn.silu)
+    expected = plain(x, weight)
     np.testing.assert_allclose(got, expected / (1 + np.exp(-expected)), atol=1e-6)
 
 
@@ -48,34 +48,34 @@ def test_inputs_of_other_documents_are_zero() -> None:
 def test_gradients_are_those_of_torch() -> None:
     import torch
 
-    x, weight, bias, segments = drawn()
-    leaves = [torch.tensor(np.asarray(one), requires_grad=True) for one in (x, weight, bias)]
+    x, weight, segments = drawn()
+    leaves = [torch.tensor(np.asarray(one), requires_grad=True) for one in (x, weight)]
     flat, kernel = leaves[0].reshape(2, LENGTH, 6).transpose(1, 2), leaves[1].reshape(6, 1, WIDTH)
     total = torch.zeros(())
     for b, lengths in enumerate(DOCUMENTS):
         for part in torch.split(flat[b : b + 1], list(lengths), dim=2):
-            y = torch.nn.functional.conv1d(part, kernel, leaves[2].reshape(6), padding=WIDTH - 1, groups=6)
+            y = torch.nn.functional.conv1d(part, kernel, padding=WIDTH - 1, groups=6)
             total = total + torch.nn.functional.silu(y[..., : part.shape[-1]]).square().sum()
     total.backward()
 
-    def loss(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-        y = short_convolution(x, weight, segments, bias_X=bias, activation=jax.nn.silu)
+    def loss(x: jax.Array, weight: jax.Array) -> jax.Array:
+        y = short_convolution(x, weight, segments, activation=jax.nn.silu)
         return jnp.sum(jnp.square(y))
 
-    for got, leaf in zip(jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(x, weight, bias), leaves, strict=True):
+    for got, leaf in zip(jax.jit(jax.grad(loss, argnums=(0, 1)))(x, weight), leaves, strict=True):
         assert leaf.grad is not None
         np.testing.assert_allclose(got, leaf.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_extension_in_pieces_is_the_complete_convolution() -> None:
-    x, weight, bias, _ = drawn()
+    x, weight, _ = drawn()
     x = x[1:]
-    expected = short_convolution(x, weight, jnp.ones((1, LENGTH), jnp.int32), bias_X=bias)
+    expected = short_convolution(x, weight, jnp.ones((1, LENGTH), jnp.int32))
     old = jnp.zeros((1, WIDTH - 1, 3, 2))
     for start, end, padding in ((0, 1, 3), (1, 3, 0), (3, 4, 0), (4, 12, 2), (12, 17, 0)):
         part = jnp.pad(x[:, start:end], ((0, 0), (0, padding), (0, 0), (0, 0)), constant_values=9.0)
         positions = jnp.minimum(jnp.arange(start, end + padding), end - 1)[None]
-        got, old = extended_convolution(part, weight, old, real_tokens(positions), bias_X=bias)
+        got, old = extended_convolution(part, weight, old, real_tokens(positions))
         np.testing.assert_allclose(got[:, : end - start], expected[:, start:end], atol=1e-6)
     np.testing.assert_array_equal(old, x[:, -(WIDTH - 1) :])
 
@@ -86,7 +86,7 @@ def test_real_tokens_are_those_with_a_new_position() -> None:
 
 
 def test_bfloat16_sums_in_float32() -> None:
-    x, weight, _, segments = drawn()
+    x, weight, segments = drawn()
     got = short_convolution(x.astype(jnp.bfloat16), weight, segments)
     assert got.dtype == jnp.bfloat16
     expected = plain(x.astype(jnp.bfloat16).astype(jnp.float32), weight)

@@ -86,7 +86,7 @@ def test_an_option_that_the_compiler_does_not_know() -> None:
     with pytest.raises(UserError, match="xla_cpu_of_tomorrow") as caught:
         compile_lowered(_lowered(), {"xla_cpu_of_tomorrow": True})
     assert caught.value.code == "E-COMMAND-097"
-    assert "No such compile option" in caught.value.why
+    assert "compile option" in caught.value.why
 
 
 def test_other_errors_of_the_compiler_are_not_about_options() -> None:

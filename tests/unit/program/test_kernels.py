@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from error_assertions import raises_error
 
 from forerun.errors import UserError
 from forerun.hardware.chips import Chip, chips
@@ -107,7 +108,7 @@ def test_split_sequences_need_a_kernel_that_starts_at_any_query() -> None:
     on_gpu = kernels.attention("auto", "gpu", H100, "bfloat16", chunk=256)
     assert on_gpu.kernel.name == "xla"
     assert on_gpu.obstacle
-    with pytest.raises(UserError, match="E-PROGRAM-003"):
+    with raises_error("E-PROGRAM-003"):
         kernels.attention("cudnn", "gpu", H100, "bfloat16", chunk=256)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import pytest
+from error_assertions import raises_error
 
 from forerun.config.schema import Job, Model
 from forerun.errors import UserError
@@ -88,7 +89,7 @@ def test_the_reason_of_the_steps_stays_when_they_are_filled_in(tmp_path: Path) -
 
 
 def test_heads_are_checked_without_the_model_object() -> None:
-    with pytest.raises(UserError, match="E-HARDWARE-009"):
+    with raises_error("E-HARDWARE-009"):
         resolve_model(job()).derived(MeshShape(1, 1, 2))  # 9 heads
 
 
@@ -112,7 +113,7 @@ def test_other_values_do_not_change_the_original() -> None:
 @pytest.mark.parametrize("values", [{"tied": False}, {"qk_norm": False}, {"layers": 2}])
 def test_no_dimension_of_a_checkpoint_can_be_changed(values: dict[str, Any], checkpoint: str) -> None:
     """`false` is a value too: it must not be ignored."""
-    with pytest.raises(UserError, match="E-MODEL-011"):
+    with raises_error("E-MODEL-011"):
         _ = ModelFacts(Model(name=checkpoint, **values)).config
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from error_assertions import raises_error
 from jax.sharding import NamedSharding, PartitionSpec
 
 from forerun.checkpoint.store import CheckpointStore
-from forerun.errors import UserError
 from forerun.run.restore import needed_bytes, require_disk_space, saved_bytes
 from forerun.units import GIB
 
@@ -52,7 +52,7 @@ def test_a_key_counts_as_its_words() -> None:
 def test_room_is_asked_for_before_it_is_needed(tmp_path: Path) -> None:
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     require_disk_space(tmp_path / "not" / "there" / "yet", free // 2)
-    with pytest.raises(UserError, match="E-CHECKPOINT-009") as error:
+    with raises_error("E-CHECKPOINT-009") as error:
         require_disk_space(tmp_path / "not" / "there" / "yet", free * 2 + GIB)
     assert "checkpoint.keep" in error.value.fix
 
@@ -62,5 +62,5 @@ def test_what_is_there_counts_as_room(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "1-1-1" / "file").write_bytes(bytes(4000))
     monkeypatch.setattr("forerun.storage.folder.LocalFolder.free_bytes", lambda _: 1000)
     require_disk_space(tmp_path, 1000 + 4096)  # a file takes whole blocks
-    with pytest.raises(UserError, match=r"4\.98.*E-CHECKPOINT-009"):
+    with raises_error("E-CHECKPOINT-009", "4.98"):
         require_disk_space(tmp_path, 1000 + 4097)

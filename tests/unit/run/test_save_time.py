@@ -15,13 +15,13 @@ import pytest
 from forerun.checkpoint.log import Commit, Log
 from forerun.config.schema import Job
 from forerun.run.train import train
+from forerun.supervise.child import WorkerProgress
 from forerun.supervise.protocol.channel import MAX_BYTES, SupervisorChannel
 from forerun.supervise.protocol.json_form import decode_from_worker
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import FromWorker, Saved
-from forerun.supervise.protocol.worker_progress import WorkerProgress
-from forerun.supervise.worker.stop import Stop
-from forerun.supervise.worker.worker import ProgressReporter, Worker
+from forerun.supervise.worker import ProgressReporter, Worker
+from forerun.supervise.worker_stop import Stop
 from forerun.track.display.make_display import make_display
 
 COMMIT_SECONDS = 0.25

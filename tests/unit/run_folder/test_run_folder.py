@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_assertions import raises_error
 from recording_reporter import RecordingReporter
 
 from forerun.checkpoint.store import CheckpointStore
@@ -64,7 +65,7 @@ def test_a_run_that_was_saved_with_feeders_resumes_without(make_job: MakeJob, fe
 )
 def test_what_is_computed_may_not_change(make_job: MakeJob, override: str) -> None:
     open_folder(make_job(), fresh=False)
-    with pytest.raises(UserError, match="E-RUN-027"):
+    with raises_error("E-RUN-027"):
         open_folder(make_job(override), fresh=False)
 
 
@@ -86,7 +87,7 @@ def test_checkpoints_elsewhere_have_a_folder_of_the_runs_name_and_are_not_set_as
     assert folder.checkpoints(make_job()) == folder.path / "checkpoints"
     with CheckpointStore(folder.checkpoints(job), keep=1):
         pass
-    with pytest.raises(UserError, match=r"--fresh.*E-RUN-025"):
+    with raises_error("E-RUN-025", "--fresh"):
         open_folder(job, fresh=True)
     assert folder.job.exists(), "what was refused has moved nothing"
 
@@ -110,7 +111,7 @@ def test_a_recorded_job_that_this_version_cannot_read_is_refused(make_job: MakeJ
     folder = open_folder(make_job(), fresh=False)
     with CheckpointStore(folder.checkpoints(make_job()), keep=1) as store:
         store.save(2, {"weights": np.zeros(3, np.float32)}, record)
-    with pytest.raises(UserError, match="E-RUN-026"):
+    with raises_error("E-RUN-026"):
         open_folder(make_job(), fresh=False)
 
 
@@ -118,7 +119,7 @@ def test_fresh_does_not_compare(make_job: MakeJob) -> None:
     folder = open_folder(make_job(), fresh=False)
     with CheckpointStore(folder.checkpoints(make_job()), keep=1) as store:
         store.save(2, {"weights": np.zeros(3, np.float32)}, {"job": make_job().model_dump(mode="json")})
-    with pytest.raises(UserError, match="E-RUN-027"):
+    with raises_error("E-RUN-027"):
         open_folder(make_job("seed=7"), fresh=False)
     assert load(open_folder(make_job("seed=7"), fresh=True).job).job.seed == 7
 

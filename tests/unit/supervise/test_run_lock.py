@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from error_assertions import raises_error
 from recording_reporter import RecordingReporter
 
 from forerun.cli.main import main
@@ -81,7 +82,7 @@ def test_a_run_that_was_taken_over_belongs_to_the_second(tmp_path: Path) -> None
     with other_process(run) as first:
         mine = acquire(run, take_over=True, reporter=RecordingReporter(told))
         assert f"process {first.pid}" in told[0]
-        with pytest.raises(UserError, match="E-HOSTS-023"):  # by this process now, not by the first
+        with raises_error("E-HOSTS-023"):  # by this process now, not by the first
             acquire(run, take_over=False, reporter=SILENT)
         assert first.stdin is not None
         first.stdin.close()  # the end of the first does not free the run
@@ -109,7 +110,7 @@ def test_without_locks_a_recent_beat_counts(tmp_path: Path, monkeypatch: pytest.
     file.write_text(json.dumps({"pid": 77, "host": "elsewhere", "started": time.time() - 7200}), "utf-8")
     with pytest.raises(UserError) as refused:
         acquire(run, take_over=False, reporter=SILENT)
-    assert "process 77 on elsewhere, another host, started 2 h" in refused.value.why
+    assert "77 on elsewhere" in refused.value.why
     os.utime(file, (0, time.time() - 2 * run_lock.LOST_SECONDS))
     acquire(run, take_over=False, reporter=RecordingReporter(told)).release()
     assert len(told) == 1
@@ -117,7 +118,7 @@ def test_without_locks_a_recent_beat_counts(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_place_that_cannot_hold_runs_is_the_users_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(UserError, match="E-HOSTS-022"):
+    with raises_error("E-HOSTS-022"):
         acquire(tmp_path / "file" / "one", take_over=False, reporter=SILENT)
 
 

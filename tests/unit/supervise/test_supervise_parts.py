@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from error_assertions import raises_error
 from jax._src.clusters.cloud_tpu_cluster import GkeTpuCluster
 from recording_reporter import FailingReporter, RecordingReporter
 
@@ -23,20 +24,20 @@ from forerun.hardware import maintenance_notice
 from forerun.hardware.tpu_hosts import MAX_BYTES, TpuHosts, find_tpu_hosts
 from forerun.supervise.free_tpu import require_free_tpu, require_free_tpu_for
 from forerun.supervise.host_address import PORT, Hosts, bound_address, given, parse
-from forerun.supervise.leader import verdicts
-from forerun.supervise.leader.leader_view import RestartPolicy
-from forerun.supervise.leader.member import Member
+from forerun.supervise.leader.leader_view import Member, RestartPolicy
+from forerun.supervise.leader.verdicts import death, first_cause
 from forerun.supervise.owner import Owner
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.json_form import decode_from_leader, encode
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.secret import VARIABLE, read_secret
-from forerun.supervise.protocol.worker_state import WorkerExit
+from forerun.supervise.protocol.messages import Ending, WorkerExit
+from forerun.supervise.protocol.wire import SECRET_VARIABLE, read_secret
 
 
 def test_a_secret_from_the_environment_does_not_stay_there() -> None:
-    environment = {VARIABLE: "0123456789abcdef", "HOME": "/"}
-    assert read_secret(None, environment).mac(b"x") == read_secret(None, {VARIABLE: "0123456789abcdef\n"}).mac(b"x")
+    environment = {SECRET_VARIABLE: "0123456789abcdef", "HOME": "/"}
+    assert read_secret(None, environment).mac(b"x") == read_secret(None, {SECRET_VARIABLE: "0123456789abcdef\n"}).mac(
+        b"x"
+    )
     assert environment == {"HOME": "/"}
 
 
@@ -44,17 +45,17 @@ def test_a_secret_file_is_private_long_enough_and_there(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef")
     file.chmod(0o640)
-    with pytest.raises(UserError, match="E-HOSTS-025") as caught:
+    with raises_error("E-HOSTS-025") as caught:
         read_secret(file, {})
     assert caught.value.fix == f"chmod 600 {file}"
     file.chmod(0o600)
     read_secret(file, {})
     file.write_text("short")
-    with pytest.raises(UserError, match="E-HOSTS-027"):
+    with raises_error("E-HOSTS-027"):
         read_secret(file, {})
     with pytest.raises(UserError, match="cannot be read"):
         read_secret(tmp_path / "none", {})
-    with pytest.raises(UserError, match="E-HOSTS-024"):
+    with raises_error("E-HOSTS-024"):
         read_secret(None, {})
 
 
@@ -66,7 +67,7 @@ def test_addresses() -> None:
         with pytest.raises(UserError):
             parse(wrong, 0, 4)
     for index, count in ((4, 4), (-1, 4), (0, 0)):
-        with pytest.raises(UserError, match="E-HOSTS-008"):
+        with raises_error("E-HOSTS-008"):
             Hosts(index, count, "10.0.0.2", 8476)
 
 
@@ -79,7 +80,7 @@ def test_only_an_address_of_this_machine_is_listened_on(monkeypatch: pytest.Monk
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", debian)
-    with pytest.raises(UserError, match="E-HOSTS-017"):
+    with raises_error("E-HOSTS-017"):
         bound_address("tpu-0")
 
 
@@ -92,7 +93,7 @@ def test_a_run_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "1\n"
-        with pytest.raises(UserError, match="E-HOSTS-019") as caught:
+        with raises_error("E-HOSTS-019") as caught:
             Owner(tmp_path)
         assert f"process {other.pid} on {socket.gethostname()}" in caught.value.why
         other.kill()
@@ -173,7 +174,7 @@ def test_the_lock_of_a_dead_process_is_removed_and_a_live_one_named(tmp_path: Pa
     require_free_tpu(RecordingReporter(said), lock, proc, attached=lambda: None)
     assert lock.exists()
     (proc / "77" / "fd" / "3").symlink_to(lock)
-    with pytest.raises(UserError, match=r"77.*E-HOSTS-005") as caught:
+    with raises_error("E-HOSTS-005", "77") as caught:
         require_free_tpu(RecordingReporter(said), lock, proc, attached=lambda: "/dev/accel0")
     assert "python train.py" in caught.value.why
     assert lock.exists()
@@ -218,30 +219,30 @@ def member(index: int, code: int | None, *, ended: bool = False, tail: str = "")
     ],
 )
 def test_a_death_is_told_by_its_cause(codes: tuple[int | None, ...], cause: int | None) -> None:
-    found = verdicts.first_cause([member(index, code) for index, code in enumerate(codes)])
+    found = first_cause([member(index, code) for index, code in enumerate(codes)])
     assert (found.index if found else None) == cause
 
 
 def test_those_we_ended_have_not_died() -> None:
-    found = verdicts.first_cause([member(0, -9, ended=True), member(1, 1)])
+    found = first_cause([member(0, -9, ended=True), member(1, 1)])
     assert found is not None
     assert found.index == 1
 
 
 def test_deaths_in_words() -> None:
-    assert "killed by SIGKILL (kill -9, or the kernel because memory ran out" in verdicts.death(member(2, -9))
-    text = verdicts.death(member(1, 3, tail="Traceback ...\nValueError: no\n  for more run it again\n\n"))
+    assert "SIGKILL (kill -9" in death(member(2, -9))
+    text = death(member(1, 3, tail="Traceback ...\nValueError: no\n  for more run it again\n\n"))
     assert text == "the worker of host 1 (vm-1) exited with code 3: ValueError: no"
-    assert "signal 60" in verdicts.death(member(0, -60))
+    assert "signal 60" in death(member(0, -60))
 
 
 def test_a_host_that_lost_a_peer_is_not_the_cause() -> None:
     lost = member(0, 1, tail="JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited")
     crashed = member(1, 1, tail="ValueError: no")
-    assert verdicts.first_cause([lost, crashed]) == crashed
-    assert verdicts.first_cause([lost]) == lost
-    assert "NCCL_DEBUG=INFO" in verdicts.death(lost)
-    assert "NCCL_DEBUG=INFO" not in verdicts.death(crashed)
+    assert first_cause([lost, crashed]) == crashed
+    assert first_cause([lost]) == lost
+    assert "NCCL_DEBUG=INFO" in death(lost)
+    assert "NCCL_DEBUG=INFO" not in death(crashed)
 
 
 def test_restarts_without_progress_come_later_and_later() -> None:
@@ -288,7 +289,7 @@ def test_an_ending_is_told_whole() -> None:
 
 def test_a_supervisor_never_imports_jax() -> None:
     program = (
-        "import sys, forerun.supervise.supervisor, forerun.supervise.worker.worker\n"
+        "import sys, forerun.supervise.supervisor, forerun.supervise.worker\n"
         "print([name for name in ('jax', 'numpy', 'orbax', 'pydantic') if name in sys.modules])"
     )
     source = str(Path(__file__).resolve().parents[3] / "src")
@@ -350,7 +351,7 @@ def test_the_metadata_server_names_the_hosts_of_a_tpu_vm(metadata: tuple[str, di
     values["agent-worker-number"] = "1"
     assert find_tpu_hosts({}, attribute) == TpuHosts(1, ("10.0.0.1", "10.0.0.2"))
     values["tpu-env"] = "ZONE: 'us-east5-b'\nMEGASCALE_NUM_SLICES: '2'\n"
-    with pytest.raises(UserError, match="E-HOSTS-028"):
+    with raises_error("E-HOSTS-028"):
         find_tpu_hosts({}, attribute)
     values["tpu-env"] += "MEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.7:8080'\n"
     several = lambda: find_tpu_hosts({}, attribute)  # noqa: E731

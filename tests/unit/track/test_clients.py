@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import tracked_run
+from error_assertions import raises_error
 from trackio_database import trackio_rows
 from wandb_server import WandbServer
 
 from forerun.config.load import load
-from forerun.errors import UserError
 from forerun.track.backends import client_process
 from forerun.track.backends.job_trackers import trackers_of
 
@@ -253,7 +253,7 @@ def test_a_missing_key_is_reported_before_the_run(
         monkeypatch.setenv(name, value)
     track = track_of(tmp_path, "track=wandb")
     if refused:
-        with pytest.raises(UserError, match="E-TRACK-008") as caught:
+        with raises_error("E-TRACK-008") as caught:
             trackers_of(track)
         assert KEY not in str(caught.value)
     else:
@@ -265,6 +265,6 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(client_process.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="E-TRACK-007") as caught:
+    with raises_error("E-TRACK-007") as caught:
         trackers_of(track_of(tmp_path, f"track={name}"))
     assert f"[{name}]" in str(caught.value.fix)

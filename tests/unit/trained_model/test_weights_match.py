@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.cli.train import _print_summary
 from forerun.config.schema import Job
-from forerun.errors import UserError
 from forerun.reporter import LineReporter
 from forerun.run.train import TrainResult, train
 from forerun.weights_io.documents import write_tokenizer
@@ -70,7 +70,7 @@ def test_a_mismatch_is_found_before_the_program_is_built(
 
     monkeypatch.setattr("forerun.run.train.program_on", never)
     job = make_job(f"model={json.dumps(str(write_model(tmp_path / 'model', **change)))}")
-    with pytest.raises(UserError, match="E-WEIGHTS-003"):
+    with raises_error("E-WEIGHTS-003"):
         train(job, LineReporter(io.StringIO(), clock=lambda: 0.0))
 
 

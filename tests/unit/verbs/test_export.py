@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from error_assertions import raises_error
 from recording_reporter import RecordingReporter
 from safetensors.numpy import load_file, save_file
 
@@ -88,7 +89,7 @@ def test_bytes_are_bytes_in_the_tokenizer_that_is_written() -> None:
 def test_trained_from_a_checkpoint(base: Path, tmp_path: Path) -> None:
     run = trained(tmp_path, str(base))
     done = export(str(run), str(tmp_path / "out"))
-    assert "21 of 21 tensors differ" in done.proof
+    assert "21 of 21" in done.proof
     before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "out"))
     assert {name: (x.dtype, x.shape) for name, x in before.items()} == {
         name: (x.dtype, x.shape) for name, x in after.items()
@@ -99,7 +100,7 @@ def test_trained_from_a_checkpoint(base: Path, tmp_path: Path) -> None:
 
 def test_weights_that_did_not_move_are_told(base: Path, tmp_path: Path) -> None:
     run = trained(tmp_path, str(base), "optimizer.lr=1e-30", "optimizer.weight_decay=0")
-    with pytest.raises(UserError, match=r"16.*21.*E-RUN-023") as raised:
+    with raises_error("E-RUN-023", "16", "21") as raised:
         export(str(run), str(tmp_path / "out"))
     assert raised.value.fix
     assert not (tmp_path / "out").exists()
@@ -129,7 +130,7 @@ def test_what_is_written_wrongly_never_counts(
     if damage == "tokenizer":
         tokenizer = documents.byte_tokenizer
         monkeypatch.setattr(documents, "byte_tokenizer", lambda: _lower(tokenizer()))
-    with pytest.raises(UserError, match="E-RUN-023"):
+    with raises_error("E-RUN-023"):
         export(str(scratch), str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
@@ -144,10 +145,10 @@ def _lower(inner: Any) -> Any:
 def test_nothing_is_written_over(scratch: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/precious").write_text("mine")
-    with pytest.raises(UserError, match="E-RUN-022"):
+    with raises_error("E-RUN-022"):
         export(str(scratch), str(tmp_path / "out"))
     assert (tmp_path / "out/precious").read_text() == "mine"
-    with pytest.raises(UserError, match="E-RUN-020"):
+    with raises_error("E-RUN-020"):
         export(str(tmp_path), str(tmp_path / "other"))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from error_assertions import raises_error
 from safetensors.numpy import save_file
 
 from forerun.config.training_method import Qat
-from forerun.errors import UserError
 from forerun.hub.safetensors import open_weights
 from forerun.methods.qat import QatTransform
 from forerun.models.decoder_config import Gpt2Config
@@ -55,7 +55,7 @@ def test_scales_must_divide_the_rows_of_codes(tmp_path: Path, scale_shape: tuple
             expected = [[codes[row, column] * scale[row, column // 4] for column in range(12)] for row in range(4)]
             np.testing.assert_allclose(Unpacked(weights, 8).view("a.weight"), expected, rtol=1e-6)
         else:
-            with pytest.raises(UserError, match="E-WEIGHTS-004"):
+            with raises_error("E-WEIGHTS-004"):
                 Unpacked(weights, 8)
 
 
@@ -65,7 +65,7 @@ def test_a_matrix_that_is_no_linear_layer_is_refused(tmp_path: Path) -> None:
     transform = QatTransform(Qat(group=None), {})
     params = spec.initial(model.specs(), jax.random.key(0))
     rounded = transform.start(model.specs(), params, {}, jax.random.key(0))
-    with pytest.raises(UserError, match="E-WEIGHTS-008") as caught:
+    with raises_error("E-WEIGHTS-008") as caught:
         write_packed(tmp_path, rounded, gpt2.FAMILY, model, "F32")
     assert "--dense" in str(caught.value.fix)
     assert list(tmp_path.iterdir()) == []

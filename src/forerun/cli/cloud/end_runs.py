@@ -126,6 +126,7 @@ RECORD_SECONDS = 15.0  # how long buckets may delay the list, twice
 LATE_SECONDS = 10.0
 
 
+@options_of("forerun.verbs.cloud_runs:fetch_run", omit=("to",))
 def down(
     name: Annotated[str, Value("NAME", is_positional=True)] | None = None,
     *,
@@ -136,7 +137,6 @@ def down(
     """Delete the cloud resources of a run, or of all runs. Results stay in the bucket.
 
     Args:
-      name: name of the run, or the address of its bucket folder
       all: delete the resources of all runs in the project
       yes: do not ask before deleting
     """

@@ -14,9 +14,6 @@ from forerun import interrupt
 from forerun.cli.arguments import options_of
 from forerun.cli.cloud.connection import agrees
 from forerun.cli.cloud.run_outline import RunOptions
-from forerun.cloud.setup.job_files import JOB_FILE, JobFiles
-from forerun.cloud.setup.job_files import JobFile as SentFile
-from forerun.cloud.ssh.delivery import secrets_in
 from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
 from forerun.reporter import LineReporter
@@ -35,6 +32,8 @@ if TYPE_CHECKING:
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun, LeaseEntry
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.setup.job_files import JobFile as SentFile
+    from forerun.cloud.setup.job_files import JobFiles
     from forerun.cloud.ssh.delivery import SshDelivery
 
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
@@ -336,6 +335,10 @@ def file_summary(local: JobFiles) -> str:
 
 def print_file_list(job_file: Path, local: JobFiles) -> None:
     """Print every file that `forerun run` sends, and every file that the rules skip."""
+    from forerun.cloud.setup.job_files import JOB_FILE
+    from forerun.cloud.setup.job_files import JobFile as SentFile
+    from forerun.cloud.ssh.delivery import secrets_in
+
     for file in (SentFile(JOB_FILE, job_file.resolve()), *local.files):
         size = Bytes(file.source.stat().st_size)
         print(f"{_line(file.name)}  {size}" + ("" if _is_at(file) else f"  from {_line(str(file.source))}"))

@@ -210,50 +210,36 @@ def _group(calls: ComputeCalls, group: Mapping[str, Any], instances: list[dict[s
     members = [one for one in instances if _group_of(one) == (zone, name)]
     hosts, capacity = int(described.get("hosts") or 1), str(described.get("capacity") or "")
     status = group_status(group, calls.managed(name, zone), members, [], hosts, capacity)
-    return Resource(
-        provider="compute",
-        kind="instance group",
-        name=name,
-        zone=zone,
-        status=status,
-        labels=labels_of(group),
-        metadata=metadata_of(group),
-        slice=str(described.get("slice") or ""),
-        capacity=capacity,
-        created_at=seconds_of(group.get("creationTimestamp")),
-        costs_money=True,
-    )
+    return _resource("instance group", group, zone, status, slice=str(described.get("slice") or ""), capacity=capacity)
 
 
 def _instance(instance: Mapping[str, Any]) -> Resource:
     described = read_description(instance.get("description"))
     model = str((instance.get("scheduling") or {}).get("provisioningModel") or "STANDARD")
-    return Resource(
-        provider="compute",
-        kind="instance",
-        name=str(instance.get("name")),
-        zone=last_part(instance.get("zone")),
-        status=instance_status(instance),
-        labels=labels_of(instance),
-        metadata=metadata_of(instance),
-        slice=str(described.get("slice") or last_part(instance.get("machineType"))),
-        capacity=str(described.get("capacity") or _MODELS.get(model, model)),
-        created_at=seconds_of(instance.get("creationTimestamp")),
-    )
+    slice_name = str(described.get("slice") or last_part(instance.get("machineType")))
+    capacity = str(described.get("capacity") or _MODELS.get(model, model))
+    zone, status = last_part(instance.get("zone")), instance_status(instance)
+    return _resource("instance", instance, zone, status, slice=slice_name, capacity=capacity)
 
 
 def _other(kind: str, resource: Mapping[str, Any], *, costs_money: bool = False) -> Resource:
     """Return a disk, template or policy. The zone is that of its slice, as `delete` needs it."""
     described = read_description(resource.get("description"))
     region = last_part(resource.get("region"))
+    zone = last_part(resource.get("zone")) or str(described.get("zone") or f"{region}-a")
+    status = SliceStatus(SliceState.STOPPED, str(resource.get("status") or ""))
+    return _resource(kind, resource, zone, status, costs_money=costs_money)
+
+
+def _resource(kind: str, resource: Mapping[str, Any], zone: str, status: SliceStatus, **values: Any) -> Resource:
     return Resource(
-        provider="compute",
+        provider=NAME,
         kind=kind,
         name=str(resource.get("name")),
-        zone=last_part(resource.get("zone")) or str(described.get("zone") or f"{region}-a"),
-        status=SliceStatus(SliceState.STOPPED, str(resource.get("status") or "")),
+        zone=zone,
+        status=status,
         labels=labels_of(resource),
         metadata=metadata_of(resource),
         created_at=seconds_of(resource.get("creationTimestamp")),
-        costs_money=costs_money,
+        **values,
     )

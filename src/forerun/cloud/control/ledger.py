@@ -7,7 +7,6 @@ and the record can only add to them. The ledger also keeps them when a controlle
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -154,22 +153,13 @@ def ledger_of(folder: str) -> RunLedger:
 
 
 def _merged(one: LedgerAttempt, other: LedgerAttempt) -> LedgerAttempt:
+    """Return what two processes know about an attempt: the earliest start, the last sight, and the larger cost."""
+    starts = [at for at in (one.ready_at, other.ready_at) if at is not None]
+    sights = [at for at in (one.seen_at, other.seen_at) if at is not None]
     ends = [end for end in (one.end, other.end) if end is not None]
     return replace(
         one,
-        ready_at=_least(one.ready_at, other.ready_at),
-        seen_at=_largest(one.seen_at, other.seen_at),
+        ready_at=min(starts, default=None),
+        seen_at=max(sights, default=None),
         end=max(ends, key=lambda end: end.usd, default=None),
     )
-
-
-def _least(*times: float | None) -> float | None:
-    return min(_known(times), default=None)
-
-
-def _largest(*times: float | None) -> float | None:
-    return max(_known(times), default=None)
-
-
-def _known(times: Iterable[float | None]) -> list[float]:
-    return [time for time in times if time is not None]

@@ -199,7 +199,7 @@ class Agent:
     def view(self) -> HostView:
         """Return what the agent sees now. It never waits for the bucket or the API."""
         record, settings = self._link.view, self._settings
-        run = self._layout.job_folder / settings.relative_run_folder
+        run = self._layout.job_folder / settings.run_folder
         planned = record.planned
         view = HostView(
             now=0.0,

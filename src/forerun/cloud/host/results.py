@@ -80,7 +80,7 @@ class ResultStore:
         """Export the model, store all files, then create `finished.json`."""
         if isinstance(self._files.finished(), FinishEntry):  # a damaged file hides no results
             return
-        run = self._layout.job_folder / self._settings.relative_run_folder
+        run = self._layout.job_folder / self._settings.run_folder
         stored: dict[str, tuple[int, str]] = {}
         if self._settings.export and self._export(run):
             for path in sorted(self._layout.export.rglob("*")):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from forerun.cloud.record.entries import MOST_HOSTS, AttemptNumber, Count, HostIndex, LimitSeconds, Name, Time, Word
+from forerun.cloud.record.entries import MOST_HOSTS, AttemptNumber, HostIndex, LimitSeconds, Name, Time, Word
 from forerun.cloud.record.read_entry import DamagedEntry, read_entry
 from forerun.errors import UserError
 
@@ -24,7 +24,6 @@ class AgentSettings:
       export: whether host 0 exports the finished model.
       resource: the name of the slice, which `provider` deletes in `zone`.
       host: the index of this host; None: it comes from the instance metadata.
-      run_folder: the run's folder, relative to the job's folder.
       limit_seconds: how long the slice may be billed; None: no limit.
       deadline_at: when that time ends by the cloud's clock; None: the controller did not know when billing began.
     """
@@ -37,17 +36,15 @@ class AgentSettings:
     resource: Name
     zone: Word
     project: Word | None = None
-    device: Word = "tpu"
     export: bool = True
-    total_steps: Count | None = None
     host: HostIndex | None = None
-    run_folder: Word = ""
     limit_seconds: LimitSeconds | None = None
     deadline_at: Time | None = None
 
     @property
-    def relative_run_folder(self) -> str:
-        return self.run_folder or f"runs/{self.run_name}"
+    def run_folder(self) -> str:
+        """The run's folder, relative to the job's folder."""
+        return f"runs/{self.run_name}"
 
 
 def read_settings(file: Path) -> AgentSettings:
@@ -73,37 +70,31 @@ def read_settings(file: Path) -> AgentSettings:
 TRAIN_UNIT = "forerun-train.service"
 
 
-@dataclass(frozen=True)
 class HostLayout:
     """The file tree of a host.
 
-    Attributes:
+    Args:
       root: `/` on a real host. A test uses a temporary folder, with its own `systemctl` in `usr/bin`.
+
+    Attributes:
+      setup_state: one line that the startup script writes: the phase of the setup, and a reason after `broken`.
+      clock: the state of the agent's clock, which must survive restarts.
+      copied_logs: the logs that the agent copies to the bucket, in their order.
     """
 
-    root: Path = Path("/")
-
-    @property
-    def state_folder(self) -> Path:
-        return self.root / "var/lib/forerun"
-
-    @property
-    def job_folder(self) -> Path:
-        return self.state_folder / "job"
-
-    @property
-    def settings(self) -> Path:
-        return self.state_folder / "agent.json"
-
-    @property
-    def setup_state(self) -> Path:
-        """One line that the startup script writes: the phase of the setup, and a reason after `broken`."""
-        return self.state_folder / "state"
-
-    @property
-    def clock(self) -> Path:
-        """The state of the agent's clock, which must survive restarts."""
-        return self.state_folder / "agent-clock.json"
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self.state_folder = root / "var/lib/forerun"
+        self.job_folder = self.state_folder / "job"
+        self.settings = self.state_folder / "agent.json"
+        self.setup_state = self.state_folder / "state"
+        self.clock = self.state_folder / "agent-clock.json"
+        self.log_position = self.state_folder / "agent-log.json"
+        self.export = self.state_folder / "export"
+        self.log_folder = root / "var/log/forerun"
+        self.export_log = self.log_folder / "export.log"
+        self.copied_logs = (self.log_folder / "startup.log", self.log_folder / "train.log", self.export_log)
+        self.forerun = root / "opt/forerun/venv/bin/forerun"
 
     def boot_id(self) -> str:
         """Return the ID of this boot of the machine, or an empty string."""
@@ -111,31 +102,6 @@ class HostLayout:
             return (self.root / "proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         except (OSError, ValueError):
             return ""
-
-    @property
-    def log_position(self) -> Path:
-        return self.state_folder / "agent-log.json"
-
-    @property
-    def export(self) -> Path:
-        return self.state_folder / "export"
-
-    @property
-    def log_folder(self) -> Path:
-        return self.root / "var/log/forerun"
-
-    @property
-    def export_log(self) -> Path:
-        return self.log_folder / "export.log"
-
-    @property
-    def copied_logs(self) -> tuple[Path, ...]:
-        """The logs that the agent copies to the bucket, in their order."""
-        return (self.log_folder / "startup.log", self.log_folder / "train.log", self.export_log)
-
-    @property
-    def forerun(self) -> Path:
-        return self.root / "opt/forerun/venv/bin/forerun"
 
     @property
     def systemctl(self) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.cloud.control.actions import Action, EndRun, Pause
@@ -14,8 +14,8 @@ from forerun.cloud.control.ledger import RunLedger, ledger_of
 from forerun.cloud.control.run_report import event_text, state_text
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.google.clock import elapsed_seconds
-from forerun.cloud.provider import FAILURES, HostAddress, Provider, failure_text
-from forerun.cloud.record.entries import ENDED_FAILED, AttemptEntry, CloudRun, LeaseEntry, Name, Time, Word
+from forerun.cloud.provider import FAILURES, Provider, failure_text
+from forerun.cloud.record.entries import ENDED_FAILED, CloudRun, LeaseEntry, Name, Time, Word
 from forerun.cloud.record.read_entry import read_entry, require_undamaged, write_entry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.ssh.delivery import SshDelivery, secrets_in
@@ -51,32 +51,6 @@ def read_keeper_settings(file: Path) -> KeeperSettings:
 
 HOLDER = "keeper"  # the first word of a keeper's name in the lease
 RETRY_SECONDS = 60.0
-
-
-class KeeperDelivery:
-    """Delivers the job from the keeper, where its local files have other paths than on the user's machine."""
-
-    def __init__(self, inner: JobDelivery, overrides: Sequence[str]) -> None:
-        self.inner, self.overrides = inner, tuple(overrides)
-
-    def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
-        return self.inner.metadata(self._moved(run), attempt)
-
-    def deliver(
-        self,
-        run: CloudRun,
-        attempt: AttemptEntry,
-        hosts: Sequence[HostAddress],
-        host_keys: Sequence[Sequence[str]],
-        ready_at: float | None = None,
-    ) -> None:
-        self.inner.deliver(self._moved(run), attempt, hosts, host_keys, ready_at)
-
-    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
-        return self.inner.setup_failure(hosts, host_keys, zone)
-
-    def _moved(self, run: CloudRun) -> CloudRun:
-        return replace(run, arguments=(*run.arguments, *self.overrides))
 
 
 class KeeperLog:
@@ -149,9 +123,14 @@ def start_keeper_process(settings_file: Path, state_folder: Path) -> int:
     store_identity(settings.run.folder, (state_folder / "secret").read_bytes())
     providers = {name: provider_named(name, settings.project) for name in GOOGLE}
     secrets = secrets_in(os.environ)  # systemd reads them from the file `environment` of this machine
-    inner = SshDelivery(
-        state_folder / "job", identity_of(settings.run.folder), settings.project, LogReporter(), secrets
+    reporter = LogReporter()
+    delivery = SshDelivery(
+        state_folder / "job",
+        identity_of(settings.run.folder),
+        settings.project,
+        reporter,
+        secrets,
+        overrides=settings.overrides,
     )
-    delivery = KeeperDelivery(inner, settings.overrides)
-    run_keeper(settings, providers, delivery, LogReporter(), ledger=ledger_of(settings.run.folder))
+    run_keeper(settings, providers, delivery, reporter, ledger=ledger_of(settings.run.folder))
     return 0

@@ -5,36 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forerun.cloud import labels
-from forerun.cloud.keeper.keeper_process import HOLDER, KeeperSettings
-from forerun.cloud.provider import CloudUnavailable, Provider, RequestRefused, SliceState
-from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
-from forerun.cloud.record.read_entry import undamaged
-from forerun.cloud.record.run_files import RunFiles
-from forerun.errors import UserError
-from forerun.reporter import Reporter
-
-if TYPE_CHECKING:
-    from forerun.cloud.compute.compute_provider import ComputeProvider
-    from forerun.cloud.setup.job_files import JobFiles
-
-
 from forerun.cloud.compute.bodies import region_of
 from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.compute.states import last_part
 from forerun.cloud.google.answer_shape import Region
-from forerun.cloud.provider import SliceRequest
-from forerun.cloud.setup.bundle import Bundle, environment_file
-from forerun.cloud.setup.job_files import JOB_FILE, JobFiles
+from forerun.cloud.host.settings import TRAIN_UNIT
+from forerun.cloud.keeper.keeper_process import HOLDER, KeeperSettings
+from forerun.cloud.provider import CloudUnavailable, Provider, RequestRefused, SliceRequest, SliceState
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
+from forerun.cloud.record.read_entry import undamaged
+from forerun.cloud.record.run_files import RunFiles
+from forerun.cloud.setup.bundle import Bundle, machine_bundle
+from forerun.cloud.setup.job_files import JobFiles
 from forerun.cloud.setup.requirements import locked_requirements
-from forerun.cloud.setup.startup import AGENT_UNIT, TRAIN_UNIT, planned_python
+from forerun.cloud.setup.startup import AGENT_UNIT, deletion_paths, planned_python, slice_metadata
 from forerun.cloud.setup.wheel import build_wheel
+from forerun.cloud.ssh.delivery import deliver
+from forerun.cloud.ssh.keys import public_key
+from forerun.errors import UserError
+from forerun.reporter import Reporter
 
 POLL_SECONDS = 5.0
 LIMIT_SECONDS = 1200.0  # until the keeper controls the run
 SSH_SECONDS = 60.0
+KEEPER_MACHINES = ("e2-small", "n2-standard-2", "n1-standard-1")  # in the order of preference
+KEEPER_USD_PER_HOUR = 0.12  # an upper bound of the price of these machines in the regions that have TPUs
+DEVICE = "none"  # neither packages for accelerators nor a test of devices
+UNITS = Path(__file__).parent / "units"
 
 
 def start_keeper(
@@ -52,9 +51,6 @@ def start_keeper(
     Raises:
       UserError: The keeper does not start. It is deleted then.
     """
-    from forerun.cloud.setup.startup import deletion_paths, slice_metadata
-    from forerun.cloud.ssh.keys import public_key
-
     if _controls(files, provider.now()):
         return
     zone, machine = keeper_place(provider, run.options[0].zone)
@@ -64,19 +60,7 @@ def start_keeper(
     assert deletion_paths(attempt, project), "a keeper that is not set up deletes itself"
     metadata = slice_metadata(replace(run, device=DEVICE), attempt, public_key(identity), project)
     limit = int(run.max_usd / run.keeper_usd_per_hour * 3600) if run.max_usd and run.keeper_usd_per_hour else None
-    request = keeper_request(
-        run.name,
-        run.folder,
-        (zone, machine),
-        metadata,
-        limit_seconds=limit,
-        service_account=run.service_account,
-        network=run.network,
-        subnetwork=run.subnetwork,
-        internal_only=run.internal_only,
-    )
-    # A keeper that is started again after its deletion needs another request ID.
-    request = replace(request, request_id=labels.request_id(run.folder, 0, f"keeper {zone} {run.keeper_at}"))
+    request = keeper_request(run, zone, machine, metadata, limit)
     settings = KeeperSettings(run, project, name, zone, since=run.keeper_at or 0.0)
     bundle = make_keeper_bundle(run, settings, local, secrets, identity)
     reporter.info(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
@@ -120,13 +104,11 @@ def remove_keeper(run: CloudRun, provider: Provider) -> None:
             provider.delete(resource.name, resource.zone)
 
 
-def _deliver(bundle: object, provider: Provider, name: str, zone: str, identity: Path, reporter: Reporter) -> None:
-    from forerun.cloud.ssh.delivery import deliver
-
+def _deliver(bundle: Bundle, provider: Provider, name: str, zone: str, identity: Path, reporter: Reporter) -> None:
     hosts, keys = provider.addresses(name, zone), provider.host_keys(name, zone)
     if not hosts or not keys:
         raise CloudUnavailable(f"the address or the host key of {name} is not known yet")
-    deliver(bundle, hosts, keys, identity, reporter, limit_seconds=SSH_SECONDS)  # type: ignore[arg-type]
+    deliver(bundle, hosts, keys, identity, reporter, limit_seconds=SSH_SECONDS)
 
 
 def _controls(files: RunFiles, now: float) -> bool:
@@ -134,54 +116,34 @@ def _controls(files: RunFiles, now: float) -> bool:
     return lease is not None and lease.holder.startswith(f"{HOLDER}:") and lease.is_held(now)
 
 
-KEEPER_MACHINES = ("e2-small", "n2-standard-2", "n1-standard-1")  # in the order of preference
-KEEPER_USD_PER_HOUR = 0.12  # an upper bound of the price of these machines in the regions that have TPUs
-
-
-def keeper_name(run: str) -> str:
-    """Return the name of a run's keeper. A run has at most one, so that it needs no number."""
-    return f"{labels.PREFIX}-{labels.run_label(run)}-keeper"
-
-
 def keeper_request(
-    run: str,
-    folder: str,
-    place: tuple[str, str],
-    metadata: Mapping[str, str],
-    *,
-    limit_seconds: int | None = None,
-    service_account: str | None = None,
-    network: str | None = None,
-    subnetwork: str | None = None,
-    internal_only: bool = False,
+    run: CloudRun, zone: str, machine: str, metadata: Mapping[str, str], limit_seconds: int | None
 ) -> SliceRequest:
-    """Return the request for the keeper of a run.
+    """Return the request for the keeper of a run. A run has at most one, so its name needs no number.
 
     Args:
-      run: the name of the run.
-      folder: the bucket folder of the run.
-      place: (zone, machine type), as `keeper_place` returns it.
       limit_seconds: after this time, the API deletes the keeper.
     """
-    zone, machine = place
+    price = f"{KEEPER_USD_PER_HOUR:.6g}"
     return SliceRequest(
-        name=keeper_name(run),
+        name=keeper_name(run.name),
         slice=machine,
         zone=zone,
         capacity="on-demand",
-        labels={labels.RUN: labels.run_label(run), labels.ROLE: labels.KEEPER_ROLE},
-        metadata={
-            **metadata,
-            labels.FOLDER: folder,
-            labels.USD_PER_HOUR: f"{KEEPER_USD_PER_HOUR:.6g}",
-        },
-        request_id=labels.request_id(folder, 0, f"keeper {zone}"),
+        labels={labels.RUN: labels.run_label(run.name), labels.ROLE: labels.KEEPER_ROLE},
+        metadata={**metadata, labels.FOLDER: run.folder, labels.USD_PER_HOUR: price},
+        # A keeper that is started again after its deletion needs another request ID.
+        request_id=labels.request_id(run.folder, 0, f"keeper {zone} {run.keeper_at}"),
         limit_seconds=limit_seconds,
-        service_account=service_account,
-        network=network,
-        subnetwork=subnetwork,
-        internal_only=internal_only,
+        service_account=run.service_account,
+        network=run.network,
+        subnetwork=run.subnetwork,
+        internal_only=run.internal_only,
     )
+
+
+def keeper_name(run: str) -> str:
+    return f"{labels.PREFIX}-{labels.run_label(run)}-keeper"
 
 
 def keeper_place(provider: ComputeProvider, zone: str) -> tuple[str, str]:
@@ -209,10 +171,6 @@ def keeper_place(provider: ComputeProvider, zone: str) -> tuple[str, str]:
     )
 
 
-DEVICE = "none"  # neither packages for accelerators nor a test of devices
-UNITS = Path(__file__).parent / "units"
-
-
 def make_keeper_bundle(
     run: CloudRun, settings: KeeperSettings, local: JobFiles, secrets: Mapping[str, str], identity: Path
 ) -> Bundle:
@@ -221,15 +179,14 @@ def make_keeper_bundle(
     The unit of the agent runs the controller; the unit of the training does nothing. The file `secret` contains the
     private key with which the keeper reaches the hosts.
     """
-    wheel, locked = build_wheel(), locked_requirements(DEVICE, planned_python(run))
-    files: dict[str, bytes | Path] = {
-        wheel.name: wheel.content,
-        "requirements.lock": locked.content,
-        "secret": identity.read_bytes(),
-        "environment": environment_file(secrets).encode(),
-        "agent.json": replace(settings, overrides=local.overrides).to_json(),
-        f"job/{JOB_FILE}": run.job.encode(),
-    }
-    files |= {f"units/{name}": (UNITS / name).read_bytes() for name in (AGENT_UNIT, TRAIN_UNIT)}
-    files |= {f"job/{one.name}": one.source for one in local.files}
-    return Bundle(files)
+    units = {name: (UNITS / name).read_bytes() for name in (AGENT_UNIT, TRAIN_UNIT)}
+    return machine_bundle(
+        run.job,
+        local,
+        build_wheel(),
+        locked_requirements(DEVICE, planned_python(run)),
+        identity.read_bytes(),
+        secrets,
+        replace(settings, overrides=local.overrides).to_json(),
+        units,
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from forerun.cloud.record.entries import (
@@ -26,17 +25,6 @@ CLOUD_FOLDER = "cloud"  # in the run's bucket folder, beside its checkpoints
 EXPORT_FOLDER = "export"
 STOP, FINISHED, LEASE = "stop.json", "finished.json", "controller.json"
 _ATTEMPT = re.compile(r"attempts/([0-9]{3,4})\.json")
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """What has happened to a run and its attempts. A file that does not exist is None."""
-
-    ready: Mapping[int, ReadyEntry | DamagedEntry | None]
-    ends: Mapping[int, EndEntry | DamagedEntry | None]
-    stop: StopEntry | DamagedEntry | None
-    finished: FinishEntry | DamagedEntry | None
-    lease: LeaseEntry | DamagedEntry | None
 
 
 class RunFiles:
@@ -142,28 +130,27 @@ class RunFiles:
     def write_lease(self, entry: LeaseEntry) -> None:
         self.files.replace(LEASE, write_entry(entry))
 
-    def log_names(self, attempt: int, host: int) -> list[str]:
-        """Return the names of the parts of a host's log, in their order. A part is never changed after its creation."""
-        prefix = f"logs/{attempt:03}-{host:02}/"
-        return sorted(name for name in self.files.files() if name.startswith(prefix))
-
     def add_log(self, attempt: int, host: int, part: int, content: bytes) -> None:
         self.files.create(f"logs/{attempt:03}-{host:02}/{part:06}.log", content)
 
-    def progress(self, attempts: Iterable[int]) -> RunProgress:
-        """Return what has happened to attempts and to the run, by one concurrent read."""
+    def progress(
+        self, attempts: Iterable[int]
+    ) -> tuple[
+        dict[int, ReadyEntry | DamagedEntry | None],
+        dict[int, EndEntry | DamagedEntry | None],
+        StopEntry | DamagedEntry | None,
+        FinishEntry | DamagedEntry | None,
+        LeaseEntry | DamagedEntry | None,
+    ]:
+        """Return starts and ends of attempts, and the run's stop, end and lease, by one concurrent read."""
         numbers = tuple(attempts)
         kinds: list[tuple[str, type[Any]]] = [(STOP, StopEntry), (FINISHED, FinishEntry), (LEASE, LeaseEntry)]
         kinds += [(_ready_name(number), ReadyEntry) for number in numbers]
         kinds += [(_end_name(number), EndEntry) for number in numbers]
         stop, finished, lease, *times = self._read_files(kinds)
-        return RunProgress(
-            ready=dict(zip(numbers, times[: len(numbers)], strict=True)),
-            ends=dict(zip(numbers, times[len(numbers) :], strict=True)),
-            stop=stop,
-            finished=finished,
-            lease=lease,
-        )
+        ready = dict(zip(numbers, times[: len(numbers)], strict=True))
+        ends = dict(zip(numbers, times[len(numbers) :], strict=True))
+        return ready, ends, stop, finished, lease
 
     def _read(self, name: str, kind: type[T]) -> T | DamagedEntry | None:
         return self._read_many([name], kind)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import tarfile
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from forerun.cloud.deadline import deadline_at
+from forerun.cloud.host.settings import AgentSettings
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
+from forerun.cloud.record.read_entry import write_entry
 from forerun.cloud.setup.job_files import JOB_FILE, JobFiles, job_files
-from forerun.cloud.setup.requirements import locked_requirements
+from forerun.cloud.setup.requirements import Requirements, locked_requirements
 from forerun.cloud.setup.startup import HOST_JOB_FOLDER, planned_python, unit_files
-from forerun.cloud.setup.wheel import planned_wheel
+from forerun.cloud.setup.wheel import Wheel, planned_wheel
 from forerun.cloud.ssh.keys import attempt_secret
 from forerun.errors import UserError
 from forerun.files import open_regular
@@ -113,16 +114,33 @@ def make_bundle(
     if local is None:
         local = job_files(run.job, job_folder, run.arguments, HOST_JOB_FOLDER)
     moved = replace(run, arguments=(*run.arguments, *local.overrides))
+    units = {name: text.encode() for name, text in unit_files(moved, attempt.option.hosts).items()}
+    secret = attempt_secret(run.folder, attempt.number).encode() + b"\n"
+    settings = agent_settings(run, attempt, project, ready_at)
+    return machine_bundle(run.job, local, wheel, locked, secret, secrets, settings, units)
+
+
+def machine_bundle(
+    job: str,
+    local: JobFiles,
+    wheel: Wheel,
+    locked: Requirements,
+    secret: bytes,
+    variables: Mapping[str, str],
+    settings: bytes,
+    units: Mapping[str, bytes],
+) -> Bundle:
+    """Return the bundle of a host or of a keeper: the startup script installs both, so the names are the same."""
     files: dict[str, bytes | Path] = {
         wheel.name: wheel.content,
         "requirements.lock": locked.content,
-        "secret": attempt_secret(run.folder, attempt.number).encode() + b"\n",
-        "environment": environment_file(secrets).encode(),
-        "agent.json": agent_settings(run, attempt, project, ready_at),
-        f"job/{JOB_FILE}": run.job.encode(),
+        "secret": secret,
+        "environment": environment_file(variables).encode(),
+        "agent.json": settings,
+        f"job/{JOB_FILE}": job.encode(),
     }
-    files |= {f"units/{name}": text.encode() for name, text in unit_files(moved, attempt.option.hosts).items()}
-    files |= {f"job/{one.name}": one.source for one in local.files}
+    files |= {f"units/{name}": content for name, content in units.items()}
+    files |= {f"job/{file.name}": file.source for file in local.files}
     return Bundle(files)
 
 
@@ -156,19 +174,17 @@ def _refusal(name: str, why: str) -> UserError:
 
 def agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
     """Return the content of agent.json. It has the limit, so that the agent does not depend on the record for it."""
-    settings = {
-        "folder": run.folder,
-        "attempt": attempt.number,
-        "hosts": attempt.option.hosts,
-        "device": run.device,
-        "export": run.export,
-        "run_name": run.name,
-        "provider": attempt.option.provider,
-        "resource": attempt.resource,
-        "zone": attempt.option.zone,
-        "project": project,
-        "total_steps": run.total_steps,
-        "limit_seconds": attempt.limit_seconds,
-        "deadline_at": None if ready_at is None else deadline_at(ready_at, attempt.limit_seconds),
-    }
-    return json.dumps(settings, indent=1, sort_keys=True).encode() + b"\n"
+    settings = AgentSettings(
+        folder=run.folder,
+        attempt=attempt.number,
+        hosts=attempt.option.hosts,
+        run_name=run.name,
+        provider=attempt.option.provider,
+        resource=attempt.resource,
+        zone=attempt.option.zone,
+        project=project,
+        export=run.export,
+        limit_seconds=attempt.limit_seconds,
+        deadline_at=None if ready_at is None else deadline_at(ready_at, attempt.limit_seconds),
+    )
+    return write_entry(settings)

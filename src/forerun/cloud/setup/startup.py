@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.cloud import labels
+from forerun.cloud.host.settings import TRAIN_UNIT
 from forerun.cloud.one_line import require_one_line
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup.requirements import locked_requirements, running_python, uv_requirement
@@ -104,7 +105,7 @@ def deletion_paths(attempt: AttemptEntry, project: str | None) -> list[str]:
             return []  # machines that are not rented
 
 
-TRAIN_UNIT, AGENT_UNIT = "forerun-train.service", "forerun-agent.service"
+AGENT_UNIT = "forerun-agent.service"
 FORERUN = "/opt/forerun/venv/bin/forerun"
 STATE_FOLDER = "/var/lib/forerun"
 HOST_JOB_FOLDER = f"{STATE_FOLDER}/job"

@@ -6,20 +6,19 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
-from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
+from forerun.cloud.setup.bundle import Bundle, make_bundle
+from forerun.cloud.setup.job_files import JobFiles
+from forerun.cloud.setup.startup import slice_metadata
+from forerun.cloud.ssh.connection import HostAccess, IapTunnel, SshAnswer, Trouble, run_on
+from forerun.cloud.ssh.keys import public_key
 from forerun.errors import UserError
 from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
 from forerun.reporter import Reporter
-
-if TYPE_CHECKING:
-    from forerun.cloud.setup.job_files import JobFiles
-
 
 STATE_FOLDER = "/var/lib/forerun"
 PARALLEL = 32  # connections at the same time: gcloud's own documentation warns of more than 100
@@ -28,39 +27,22 @@ RETRY_SECONDS = 2.0
 _NOT_READY, _DAMAGED = 77, 78  # exit codes of the command below
 
 
-class Payload(Protocol):
-    """What is sent, such as a `forerun.cloud.setup.bundle.Bundle`: a function that writes it, and its SHA-256."""
-
-    @property
-    def sha256(self) -> str: ...
-
-    def write(self, stream: IO[bytes]) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A host that has no bundle after one try."""
-
-    access: HostAccess
-    answer: SshAnswer
-
-
 def host_accesses(
     hosts: Sequence[HostAddress],
     host_keys: Sequence[Sequence[str]],
     identity: Path | None,
-    *,
-    tunnel: IapTunnel | None = None,
-    user: str = USER,
+    tunnel: IapTunnel | None,
 ) -> list[HostAccess]:
     """Return how to reach each host. `host_keys` has the keys of each host, in the order of `hosts`."""
     if len(host_keys) < len(hosts):
         raise CloudUnavailable(f"ssh host keys of {len(host_keys)} of {len(hosts)} hosts are known")
-    return [HostAccess(host, tuple(keys), identity, user, tunnel) for host, keys in zip(hosts, host_keys, strict=False)]
+    return [
+        HostAccess(host, tuple(keys), identity, tunnel=tunnel) for host, keys in zip(hosts, host_keys, strict=False)
+    ]
 
 
 def deliver(
-    bundle: Payload,
+    bundle: Bundle,
     hosts: Sequence[HostAddress],
     host_keys: Sequence[Sequence[str]],
     identity: Path | None,
@@ -84,16 +66,16 @@ def deliver(
       UserError: a host proves another key than its pinned one, or no key of it is known. Nothing is sent to it.
       CloudUnavailable: a host cannot be reached yet. The next call continues with it.
     """
-    waiting = host_accesses(hosts, host_keys, identity, tunnel=tunnel)
+    waiting = host_accesses(hosts, host_keys, identity, tunnel)
     command = delivery_command(folder, bundle.sha256)
     until = now() + limit_seconds
     told = ""
     with ThreadPoolExecutor(min(PARALLEL, max(1, len(waiting)))) as pool:
         while True:
             answers = list(pool.map(lambda access: run_on(access, command, bundle.write), waiting))
-            failures = [_Failure(*pair) for pair in zip(waiting, answers, strict=True) if pair[1].exit_code != 0]
-            for failure in failures:
-                require_same_host(failure.access, failure.answer)
+            failures = [pair for pair in zip(waiting, answers, strict=True) if pair[1].exit_code != 0]
+            for access, answer in failures:
+                require_same_host(access, answer)
             for access, answer in zip(waiting, answers, strict=True):
                 if answer.exit_code == 0:
                     reporter.info(f"host {access.host.index}: {answer.output.strip()}")
@@ -106,7 +88,7 @@ def deliver(
             if now() >= until:
                 raise CloudUnavailable(reason)
             sleep(RETRY_SECONDS)
-            waiting = [failure.access for failure in failures]
+            waiting = [access for access, _ in failures]
 
 
 def setup_states(
@@ -121,7 +103,7 @@ def setup_states(
 
     The first word is the phase: preparing, waiting, installing, checking, starting, started, failed or broken.
     """
-    accesses = host_accesses(hosts, host_keys, identity, tunnel=tunnel)
+    accesses = host_accesses(hosts, host_keys, identity, tunnel)
     with ThreadPoolExecutor(min(PARALLEL, max(1, len(accesses)))) as pool:
         answers = list(pool.map(lambda access: run_on(access, f"cat {folder}/state", limit_seconds=60), accesses))
     return [answer.output.strip() if answer.exit_code == 0 else "" for answer in answers]
@@ -153,22 +135,21 @@ def require_same_host(access: HostAccess, answer: SshAnswer) -> None:
         )
 
 
-def _reason(failures: Sequence[_Failure]) -> str:
-    first = failures[0]
-    texts = {
-        Trouble.UNREACHABLE: "does not answer to ssh yet",
-        Trouble.REFUSED_KEY: "does not accept the run's ssh key yet",
-    }
-    if first.answer.trouble is not None:
-        detail = texts[first.answer.trouble]
-    elif first.answer.exit_code == _NOT_READY:
+def _reason(failures: Sequence[tuple[HostAccess, SshAnswer]]) -> str:
+    """Return why the first host has no bundle, and how many others have none."""
+    access, answer = failures[0]
+    if answer.trouble is Trouble.REFUSED_KEY:
+        detail = "does not accept the run's ssh key yet"
+    elif answer.trouble is not None:
+        detail = "does not answer to ssh yet"
+    elif answer.exit_code == _NOT_READY:
         detail = "has not started its setup yet"
-    elif first.answer.exit_code == _DAMAGED:
+    elif answer.exit_code == _DAMAGED:
         detail = "received a damaged bundle"
     else:
-        detail = f"failed with exit code {first.answer.exit_code}: {first.answer.errors[-200:]}"
+        detail = f"failed with exit code {answer.exit_code}: {answer.errors[-200:]}"
     others = f" (and {len(failures) - 1} other hosts)" if len(failures) > 1 else ""
-    return f"host {first.access.host.index} at {first.access.host.address} {detail}{others}"
+    return f"host {access.host.index} at {access.host.address} {detail}{others}"
 
 
 # Variables of the user's environment that the hosts get. They travel by ssh, and are in no other place.
@@ -203,6 +184,7 @@ class SshDelivery:
       identity: the run's private key file.
       through_iap: connect through Identity-Aware Proxy.
       local: the local files of the job that the user has agreed to send; None: list them at each delivery.
+      overrides: keys of the job whose local files have other paths on this machine than on the user's.
     """
 
     def __init__(
@@ -214,15 +196,14 @@ class SshDelivery:
         secrets: Mapping[str, str] | None = None,
         through_iap: bool = False,
         local: JobFiles | None = None,
+        overrides: Sequence[str] = (),
     ) -> None:
         self.job_folder, self.identity, self.project = job_folder, identity, project
+        self.overrides = tuple(overrides)
         self.reporter, self.through_iap, self.local = reporter, through_iap, local
         self.secrets = secrets_in(os.environ) if secrets is None else secrets
 
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
-        from forerun.cloud.setup.startup import slice_metadata
-        from forerun.cloud.ssh.keys import public_key
-
         return slice_metadata(run, attempt, public_key(self.identity), self.project)
 
     def deliver(
@@ -233,21 +214,17 @@ class SshDelivery:
         host_keys: Sequence[Sequence[str]],
         ready_at: float | None = None,
     ) -> None:
-        from forerun.cloud.setup.bundle import make_bundle
-        from forerun.cloud.ssh.connection import IapTunnel
-
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
+        moved = replace(run, arguments=(*run.arguments, *self.overrides))
         bundle = make_bundle(
-            run, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
+            moved, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
         )
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
         deliver(bundle, hosts, host_keys, self.identity, self.reporter, tunnel=tunnel)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
-        from forerun.cloud.ssh.connection import IapTunnel
-
         tunnel = IapTunnel(self.project or "", zone) if self.through_iap else None
         for host, state in zip(hosts, setup_states(hosts, host_keys, self.identity, tunnel=tunnel), strict=True):
             word, _, reason = state.partition(" ")

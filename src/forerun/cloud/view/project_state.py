@@ -19,6 +19,7 @@ from forerun.cloud.ssh.ssh_provider import PROVIDER, SshProvider
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot
 from forerun.errors import StorageError, UserError
 
+CONCURRENT_CALLS = 8
 RECORD_SECONDS = 60.0  # of the reads of all records; a bucket may never answer
 
 
@@ -173,7 +174,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def bounded_calls(call: Callable[[K], V], arguments: Iterable[K], seconds: float, concurrent: int = 8) -> dict[K, V]:
+def bounded_calls(call: Callable[[K], V], arguments: Iterable[K], seconds: float) -> dict[K, V]:
     """Return the results of `call` by its argument, without the calls that have not ended after `seconds`.
 
     The threads are daemons: unlike those of an executor, they do not delay the exit of the process. `call` must not
@@ -193,7 +194,7 @@ def bounded_calls(call: Callable[[K], V], arguments: Iterable[K], seconds: float
                 return
             results[argument] = call(argument)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrent, waiting.qsize()))]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(CONCURRENT_CALLS, waiting.qsize()))]
     for thread in threads:
         thread.start()
     until = time.monotonic() + seconds

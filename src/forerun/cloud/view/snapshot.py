@@ -117,19 +117,19 @@ def read_snapshot(files: RunFiles) -> RecordSnapshot | DamagedEntry | None:
     recorded = {number: _own_attempt(run, number, entry, files) for number, entry in files.attempts().items()}
     attempts = {number: entry for number, entry in recorded.items() if isinstance(entry, AttemptEntry)}
     newest = attempts[max(attempts)] if attempts else None
-    progress = files.progress(recorded)
+    ready, ends, stop, finished, lease = files.progress(recorded)
     hosts = files.hosts(newest.number, newest.option.hosts) if newest else {}
-    entries: tuple[object, ...] = (*recorded.values(), *progress.ready.values(), *progress.ends.values())
-    entries += (*hosts.values(), progress.stop, progress.finished, progress.lease)
+    entries: tuple[object, ...] = (*recorded.values(), *ready.values(), *ends.values())
+    entries += (*hosts.values(), stop, finished, lease)
     return RecordSnapshot(
         run=run,
         attempts=attempts,
-        ready={number: entry for number, entry in progress.ready.items() if isinstance(entry, ReadyEntry)},
-        ends={number: entry for number, entry in progress.ends.items() if isinstance(entry, EndEntry)},
+        ready={number: entry for number, entry in ready.items() if isinstance(entry, ReadyEntry)},
+        ends={number: entry for number, entry in ends.items() if isinstance(entry, EndEntry)},
         hosts={host: entry for host, entry in hosts.items() if isinstance(entry, HostEntry)},
-        stop=undamaged(progress.stop),
-        finished=undamaged(progress.finished),
-        lease=undamaged(progress.lease),
+        stop=undamaged(stop),
+        finished=undamaged(finished),
+        lease=undamaged(lease),
         damaged=tuple(entry for entry in entries if isinstance(entry, DamagedEntry)),
     )
 

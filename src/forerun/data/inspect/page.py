@@ -64,7 +64,7 @@ def _figures(look: CorpusReport) -> list[tuple[str, str, str]]:
     job = f"the job's {look.steps:,} are {epochs} epochs" if epochs else f"batches of {look.batch:,} rows"
     return [
         ("documents", f"{look.documents:,}", kept),
-        ("tokens", summary_lines.short(look.tokens), f"{look.tokens:,}"),
+        ("tokens", str(Count(look.tokens)), f"{look.tokens:,}"),
         ("with loss", "–" if learned is None else share_text(learned), "of the tokens; the rest is masked"),
         ("padding", share_text(look.padding_share), f"packing {look.packing}"),
         ("rows", f"{look.rows:,}", f"of {look.sequence:,} tokens"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from forerun.data.inspect.corpus_report import PERCENTILES, CorpusReport, RowSegment, Sample
 from forerun.data.inspect.findings import policy_text, share_text
-from forerun.units import Count
 
 LEGEND_FIRST = "The first token of a segment has nothing before it and is never a target."
 
@@ -94,8 +93,3 @@ def sample_text(sample: Sample) -> str:
     count = len(sample.segments)
     text = f"{sample.tokens:,} tokens in {count} segment{'' if count == 1 else 's'}, {sample.learned:,} with loss"
     return f"row {sample.row:,}: {text}, {sample.padding:,} padding"
-
-
-def short(count: int) -> str:
-    """Return a count in short form, such as `412k`."""
-    return str(Count(count))

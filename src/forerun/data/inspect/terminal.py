@@ -19,7 +19,7 @@ from forerun.data.inspect.findings import Finding, findings, share_text
 from forerun.data.inspect.histogram import histogram
 from forerun.data.inspect.pieces import Gap, excerpt, visible
 from forerun.hardware.object_storage import storage_table
-from forerun.units import Bytes
+from forerun.units import Bytes, Count
 
 BINS = 14
 SIGNS = 1600  # characters shown of a row, unless the complete row is requested
@@ -94,7 +94,7 @@ def _sources(look: CorpusReport) -> Table:
             Text(_safe(source.recognised)),
             str(Bytes(source.size_bytes)),
             f"{source.documents:,}",
-            words.short(source.tokens),
+            str(Count(source.tokens)),
             *((share, passes) if mixed else ()),
         )
     return table

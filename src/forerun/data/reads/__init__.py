@@ -1,1 +1,1 @@
-"""Where token stores lie: a folder of this machine or a bucket, with verified reads and a local cache of blocks."""
+"""Verified reads of token stores in a bucket, through a local cache of blocks."""

@@ -212,10 +212,9 @@ class BlockReader:
         cache: Cache | None = None,
         counts: ReadCounts | None = None,
         memory: ReadMemory = PROCESS,
-        reads: PatientReads | None = None,
     ) -> None:
         self.folder, self.cache, self.counts, self.memory = folder, cache, counts or ReadCounts(), memory
-        self._reads = reads or PatientReads(folder, self.counts, memory.in_flight)
+        self._reads = PatientReads(folder, self.counts, memory.in_flight)
         self._flying: dict[SummedPart, _Flight] = {}
         self._lock = threading.Lock()
         self._repeated_before = folder.repeated_requests

@@ -7,18 +7,18 @@ another size is damaged, and is not asked for again.
 
 from __future__ import annotations
 
-import random
+import itertools
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from forerun.errors import StorageError, UserError
+from forerun.reporter import SILENT
 from forerun.storage.folder import FileRange, Folder
-from forerun.storage.retries import READS
+from forerun.storage.retries import READS, StorageUnavailable, with_retries
 
 
 @dataclass
@@ -86,19 +86,10 @@ class PatientReads:
       folder: the folder.
       counts: counts requests, bytes and repetitions.
       limit: bounds the bytes in flight.
-      clock, pause: for tests.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        counts: ReadCounts,
-        limit: ByteLimit,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, folder: Folder, counts: ReadCounts, limit: ByteLimit) -> None:
         self.folder, self._counts, self._limit = folder, counts, limit
-        self._clock, self._pause = clock, pause
 
     def read(self, ranges: Sequence[FileRange]) -> list[bytes]:
         """Return the bytes of each range. All answers have the right length; their content is not verified.
@@ -107,33 +98,28 @@ class PatientReads:
           UserError: an object is missing or has another size.
           StorageError: the bucket does not answer correctly for too long.
         """
-        if not ranges:
-            return []
-        with self._limit.admitted(sum(one.stop - one.start for one in ranges)):
-            return self._answers(ranges)
+        contents: dict[FileRange, bytes] = {}
+        tries = itertools.count()
 
-    def _answers(self, ranges: Sequence[FileRange]) -> list[bytes]:
-        found: list[bytes | None] = [None] * len(ranges)
-        missing, pause_seconds, deadline = list(range(len(ranges))), READS.first_seconds, None
-        while True:
-            first = deadline is None
-            answers = self._asked([ranges[place] for place in missing], together=first)
-            for place, answer in zip(missing, answers, strict=True):
-                if isinstance(answer, bytes) and len(answer) == ranges[place].stop - ranges[place].start:
-                    found[place] = answer
-            wrong = [(place, answer) for place, answer in zip(missing, answers, strict=True) if found[place] is None]
-            if not wrong:
-                return [one for one in found if one is not None]
+        def read_missing() -> None:
+            missing = [one for one in dict.fromkeys(ranges) if one not in contents]
+            answers = self._asked(missing, together=next(tries) == 0)
+            wrong = []
+            for one, answer in zip(missing, answers, strict=True):
+                if isinstance(answer, bytes) and len(answer) == one.stop - one.start:
+                    contents[one] = answer
+                else:
+                    wrong.append((one, answer))
             self._counts.add(failed_requests=len(wrong))
-            now = self._clock()
-            deadline = now + READS.total_seconds if deadline is None else deadline
-            for place, answer in wrong:
-                self._refuse_hopeless(ranges[place], answer)
-            if now >= deadline:
-                raise self._gave_up(ranges[wrong[0][0]], wrong[0][1])
-            self._pause(pause_seconds * random.uniform(0.5, 1.0))  # hosts that failed together do not repeat together
-            pause_seconds = min(2 * pause_seconds, READS.most_seconds)
-            missing = [place for place, _ in wrong]
+            for one, answer in wrong:
+                self._refuse_hopeless(one, answer)
+            if wrong:
+                raise self._unavailable(*wrong[0])
+
+        if ranges:
+            with self._limit.admitted(sum(one.stop - one.start for one in ranges)):
+                with_retries(read_missing, READS, SILENT)
+        return [contents[one] for one in ranges]
 
     def _asked(self, ranges: Sequence[FileRange], *, together: bool) -> list[bytes | Exception]:
         """Return an answer or an exception for each range.
@@ -178,9 +164,9 @@ class PatientReads:
                 return
         raise damaged_object(self.folder, one.name, f"it ends before byte {one.stop}: it was cut short")
 
-    def _gave_up(self, one: FileRange, answer: bytes | Exception) -> StorageError:
+    def _unavailable(self, one: FileRange, answer: bytes | Exception) -> StorageUnavailable:
         last = f"{answer}" if isinstance(answer, Exception) else f"the last answer had {len(answer)} bytes"
-        return StorageError(
+        return StorageUnavailable(
             "E-DATA-182",
             f"{self.folder.address}/{one.name} cannot be read",
             why=f"bytes {one.start} to {one.stop - 1} were asked for during {READS.total_seconds:g} seconds: {last}",

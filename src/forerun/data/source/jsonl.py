@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any
 
 from forerun.data.source.columns import Columns, recognised, shape_of
@@ -68,16 +68,6 @@ def rows(file: File, columns: Columns, piece: FilePiece) -> Iterator[SourceRow |
             return
     if not found and start == 0 and (stop < 0 or stop >= file.size_bytes()):
         yield no_rows(file).at(name, whole_file=True)
-
-
-def pieces(file: File, at: int, piece_bytes: int) -> list[FilePiece]:
-    """Return pieces of about `piece_bytes` each, or one piece if the file must be read from its start."""
-    size = file.size_bytes()
-    if file.packed or size < 0 or not file.seekable():
-        return [FilePiece(at, 0, size if file.packed else -1)]
-    count = max(1, round(size / piece_bytes))
-    borders = [size * part // count for part in range(count + 1)]
-    return [FilePiece(at, start, stop) for start, stop in pairwise(borders)]
 
 
 def before(file: File, piece: FilePiece) -> int:

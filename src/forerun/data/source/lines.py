@@ -9,10 +9,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 from forerun.data.source.files import BadZstd, File, unreadable
-from forerun.data.source.rows import RowError
+from forerun.data.source.rows import FilePiece, RowError
 from forerun.data.source.values import MAX_ROW_BYTES
 from forerun.errors import UserError, first_line
 
@@ -49,6 +50,15 @@ def lines(file: File, stream: BinaryIO, start: int = 0, stop: int = -1) -> Itera
         if kept is not found:
             return
         skip, at = False, at + size
+
+
+def byte_pieces(file: File, at: int, piece_bytes: int) -> list[FilePiece]:
+    """Return pieces of about `piece_bytes` each, or one piece if the file must be read from its start."""
+    size = file.size_bytes()
+    if file.packed or size < 0 or not file.seekable():
+        return [FilePiece(at, 0, size if file.packed else -1)]
+    count = max(1, round(size / piece_bytes))
+    return [FilePiece(at, start, stop) for start, stop in pairwise(size * part // count for part in range(count + 1))]
 
 
 def newlines(file: File, stop: int) -> int:

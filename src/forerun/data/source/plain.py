@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import BinaryIO
 
 from forerun.data.source.files import File
-from forerun.data.source.lines import BYTE_ORDER_MARK, CorruptFile, blocks, damaged
+from forerun.data.source.lines import BYTE_ORDER_MARK, CorruptFile, blocks, byte_pieces, damaged
 from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
 from forerun.data.source.values import too_large
 
@@ -33,18 +32,12 @@ def rows(file: File, separator: str | None = None, piece: FilePiece | None = Non
 
 
 def pieces(file: File, at: int, piece_bytes: int, separator: str | None) -> list[FilePiece]:
-    """Return pieces of about `piece_bytes` each, or one piece if the file must be read from its start.
-
-    That is the case without a separator, for compressed files, for stores that cannot seek, and for separators
-    that overlap themselves.
-    """
-    size = file.size_bytes()
+    """Return pieces of about `piece_bytes` each, or one piece without a separator or if it overlaps itself."""
     if separator is None:
-        return [FilePiece(at, 0, size)]
-    if file.packed or size < 0 or not file.seekable() or _overlaps_itself(separator):
-        return [FilePiece(at, 0, size if file.packed else -1)]
-    count = max(1, round(size / piece_bytes))
-    return [FilePiece(at, start, stop) for start, stop in pairwise(size * part // count for part in range(count + 1))]
+        return [FilePiece(at, 0, file.size_bytes())]
+    if _overlaps_itself(separator):
+        return [FilePiece(at, 0, file.size_bytes() if file.packed else -1)]
+    return byte_pieces(file, at, piece_bytes)
 
 
 def before(file: File, piece: FilePiece, separator: str | None) -> int:

@@ -13,6 +13,7 @@ from forerun.data.source import files, identity, jsonl, plain, separated, tables
 from forerun.data.source.columns import Columns
 from forerun.data.source.files import File
 from forerun.data.source.kinds import TABLE_KINDS, TOKEN_KINDS
+from forerun.data.source.lines import byte_pieces
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
 from forerun.hub.repository import RangeFiles
@@ -288,7 +289,7 @@ def file_pieces(file: File, at: int, piece_bytes: int, separator: str | None = N
     if file.kind == "text":
         return plain.pieces(file, at, piece_bytes, separator)
     if file.kind == "jsonl":
-        return jsonl.pieces(file, at, piece_bytes)
+        return byte_pieces(file, at, piece_bytes)
     if file.kind in TABLE_KINDS:
         return tables.pieces(file, at, piece_bytes)
     if file.kind in TOKEN_KINDS:

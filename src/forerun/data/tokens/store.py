@@ -66,15 +66,13 @@ class TokenStore:
         return local_folder(self.folder)
 
 
-def open_store(folder: Path | Folder, *, verify: bool = False, reads: StoreReads | None = None) -> TokenStore:
-    """Open the store in `folder`. With `verify`, first compare all files with their checksums.
+def open_store(folder: Path | Folder, *, reads: StoreReads | None = None) -> TokenStore:
+    """Open the store in `folder`.
 
     `reads` has the counts and the cache for a store in a bucket. Raise UserError if the store is not finished or is
     damaged.
     """
     folder = folder_at(folder)
-    if verify:
-        check(folder)
     index = _index(folder)
     units: UnitTable = index["units"]
     vocab = index["recipe"]["vocab"]

@@ -224,9 +224,9 @@ def window_or(s: Settings, default: int) -> int | None:
     return window
 
 
-def known_types(s: Settings, types: list[str], layers: int) -> list[str]:
-    """Return `types`. Raise a UserError unless it has a supported type for every layer."""
-    if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
+def known_types(s: Settings, types: list[str], layers: int, *known: str) -> list[str]:
+    """Return `types`. Raise a UserError unless every layer has a known type, by default full or sliding attention."""
+    if len(types) != layers or set(types) - set(known or ("sliding_attention", "full_attention")):
         raise s.refused(f"layer_types of {sorted(set(types))} for {layers} layers")
     return types
 

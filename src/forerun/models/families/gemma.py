@@ -1,4 +1,4 @@
-"""Gemma 2, Gemma 3 (text) and VaultGemma: a scaled embedding, norms around one, alternating local and global layers."""
+"""Gemma 2, 3 and 4 (text) and VaultGemma: a scaled embedding, and alternating local and global layers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ VAULT = base.Family("vaultgemma", "VaultGemmaForCausalLM", read_vaultgemma, VAUL
 
 
 # ---- Gemma 4 (text) ----
-# local and global layers with heads of other sizes, unscaled norms of values, and a scalar per layer
+# Local and global layers have heads of other sizes, unscaled norms of values, and a scalar per layer.
 #
 # 12B, 26B and 31B use the keys of a global layer also as its values. E2B and E4B have an embedding for each layer, and
 # their last layers attend to the keys and values of earlier ones. 26B-A4B has experts beside the MLP of each layer.

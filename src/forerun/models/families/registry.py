@@ -8,7 +8,7 @@ from typing import Any
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
 from forerun.models.decoder_config import DecoderConfig, Gpt2Config
-from forerun.models.families import experts, gemma, gpt2, lfm2, llama, qwen3_5
+from forerun.models.families import experts, gemma, gpt2, llama, recurrent
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.families.unknown import Difference, difference, unknown_family
@@ -40,9 +40,9 @@ FAMILIES = {
         llama.GLM,
         llama.GLM4,
         llama.ERNIE,
-        qwen3_5.FAMILY,
-        qwen3_5.MOE,
-        lfm2.FAMILY,
+        recurrent.QWEN3_5,
+        recurrent.QWEN3_5_MOE,
+        recurrent.LFM2,
         experts.QWEN3_MOE,
         experts.MIXTRAL,
         experts.OLMOE,
@@ -152,7 +152,7 @@ def family_for(config: Config) -> Family:
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
     if config.attention_gate:
-        return qwen3_5.FAMILY if config.experts is None else qwen3_5.MOE
+        return recurrent.QWEN3_5 if config.experts is None else recurrent.QWEN3_5_MOE
     if config.attention_sinks:
         return experts.GPT_OSS
     if config.experts is not None:
@@ -180,9 +180,9 @@ _WITHOUT_EFFECT = {
     "gemma3_text": ("rope_local_base_freq",),
     "exaone4": ("sliding_window_pattern",),
     "granitemoehybrid": llama.WITHOUT_EFFECT_IN_GRANITE,
-    "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
-    "qwen3_5_moe_text": qwen3_5.WITHOUT_EFFECT_WITH_EXPERTS,
-    "lfm2": lfm2.WITHOUT_EFFECT,
+    "qwen3_5_text": recurrent.WITHOUT_EFFECT,
+    "qwen3_5_moe_text": recurrent.WITHOUT_EFFECT_WITH_EXPERTS,
+    "lfm2": recurrent.WITHOUT_EFFECT_IN_LFM2,
     "minimax_m2": experts.WITHOUT_EFFECT_IN_MINIMAX_M2,
     **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe", "gpt_oss"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

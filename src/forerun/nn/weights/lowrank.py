@@ -55,6 +55,17 @@ class LowRank(Generic[T]):
         stretch = self._stretch(self.base.matrix(axes, jnp.float32) + self._delta(jnp.float32))
         return y * stretch.reshape(stretch.shape[self.inputs :]).astype(y.dtype)
 
+    def grouped(self: LowRank[jax.Array], x_NI: jax.Array, sizes_X: jax.Array) -> jax.Array:
+        """Return each row multiplied by the matrix of its expert and by the adapter of this matrix, [N, O].
+
+        The product with the adapter has two grouped matmuls of the adapter's rank.
+        """
+        low_NR = grouped_matmul(x_NI, self.down.astype(x_NI.dtype), sizes_X)
+        more_NO = grouped_matmul(low_NR, (self.scale * self.up).astype(x_NI.dtype), sizes_X)
+        base: Any = self.base
+        product_NO: jax.Array = base.grouped(x_NI, sizes_X)
+        return product_NO + more_NO
+
     def _delta(self: LowRank[jax.Array], dtype: Any) -> jax.Array:
         """Return scale x (down @ up) in the shape of the base; layers may come first."""
         lead = self.down.shape[: self.down.ndim - 1 - self.inputs]
@@ -146,19 +157,6 @@ def _table(weight: Extended[jax.Array], dtype: Any) -> Any:
 def is_experts(weight: object) -> bool:
     """Return whether a weight is one matrix per expert, with or without an adapter."""
     return expert_share(weight) is not None
-
-
-def grouped(x_NI: jax.Array, weight: Any, sizes_X: jax.Array) -> jax.Array:
-    """Return each row multiplied by the matrix of its expert and by the adapter of this matrix, [N, O].
-
-    The product with the adapter has two grouped matmuls of the adapter's rank.
-    """
-    if not isinstance(weight, LowRank):
-        made: jax.Array = weight.grouped(x_NI, sizes_X)
-        return made
-    low_NR = grouped_matmul(x_NI, weight.down.astype(x_NI.dtype), sizes_X)
-    more_NO = grouped_matmul(low_NR, (weight.scale * weight.up).astype(x_NI.dtype), sizes_X)
-    return grouped(x_NI, weight.base, sizes_X) + more_NO
 
 
 def array_axes(weight: Any, axes: str) -> Any:

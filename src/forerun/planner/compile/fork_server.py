@@ -32,7 +32,7 @@ MODULES = (
     "jax.experimental.topologies",
     "optax",
     "forerun.methods.method",
-    "forerun.models.registry",
+    "forerun.models.model_facts",
     "forerun.planner.compile.worker",
     "forerun.program.build",
     "forerun.program.kernels",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.supervise.leader.leader_view import FinishedJob, LeaderView
-from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.messages import AskStacks, AskUnits, Ending, EndWorker, StopAfter
 
 
 @dataclass(frozen=True)
@@ -23,31 +23,11 @@ class StartWorkers:
 
 
 @dataclass(frozen=True)
-class AskForUnits:
-    """Ask the workers of these hosts how many units they have begun. A stop follows within `seconds`.
+class Send:
+    """Send a message to these hosts; None: to every host that is connected."""
 
-    `ends_job` is false if another attempt follows the stop, for example on more slices.
-    """
-
-    hosts: tuple[int, ...]
-    seconds: float
-    ends_job: bool = True
-
-
-@dataclass(frozen=True)
-class StopWorkers:
-    """Stop the workers of these hosts after `units` units. `save` permits or forbids a last save."""
-
-    hosts: tuple[int, ...]
-    units: int
-    save: bool
-    seconds: float
-    ends_job: bool = True
-
-
-@dataclass(frozen=True)
-class AskForStacks:
-    """Ask every host for the stacks of its worker."""
+    message: AskUnits | StopAfter | AskStacks | EndWorker
+    hosts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,13 +37,6 @@ class KeepStacks:
     attempt: int
     host: int
     text: str
-
-
-@dataclass(frozen=True)
-class EndWorkers:
-    """Make every host end its worker of the attempt."""
-
-    attempt: int
 
 
 @dataclass(frozen=True)
@@ -93,18 +66,7 @@ class Finish:
     ending: Ending
 
 
-Action = (
-    StartWorkers
-    | AskForUnits
-    | StopWorkers
-    | AskForStacks
-    | KeepStacks
-    | EndWorkers
-    | CloseTunnels
-    | WriteLog
-    | Say
-    | Finish
-)
+Action = StartWorkers | Send | KeepStacks | CloseTunnels | WriteLog | Say | Finish
 
 
 @dataclass(frozen=True)

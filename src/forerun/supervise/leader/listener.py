@@ -5,29 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from forerun.errors import UserError
 from forerun.supervise.console import Console
 from forerun.supervise.host_address import Hosts
-from forerun.supervise.leader import verdicts
 from forerun.supervise.leader.leader_view import (
     Event,
     HostDisconnected,
     HostJoined,
+    Member,
     MessageReceived,
     MistakeFound,
     PeerRefused,
 )
-from forerun.supervise.leader.member import Member
-from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.leader.verdicts import difference, twice
 from forerun.supervise.protocol.json_form import InvalidMessage, decode_first, decode_from_host, encode
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import Hello, Message, OpenTunnel, StartFailure, StopNotice
-from forerun.supervise.protocol.secret import Secret
+from forerun.supervise.protocol.messages import Ending, Hello, Message, OpenTunnel, StartFailure, StopNotice
 from forerun.supervise.protocol.tunnel import TunnelExit
-from forerun.supervise.protocol.wire import Line, Refused, admit
+from forerun.supervise.protocol.wire import Line, Refused, Secret, admit
 
 MAX_PENDING_CONNECTIONS = 16  # not yet authenticated, from one address; a host that is rejected tries again
 MAX_ADDRESSES = 4096
@@ -85,21 +83,18 @@ class Listener:
                 await self._changed.wait()
         self._changed.clear()
 
-    def send(self, index: int, message: Message) -> None:
-        """Send a message to one host, if it is connected."""
-        if index in self._lines:
-            self._lines[index].send(encode(message))
-
-    def send_all(self, message: Message) -> None:
-        """Send a message to every connected host."""
+    def send(self, message: Message, hosts: Collection[int] | None = None) -> None:
+        """Send a message to those of these hosts that are connected; None: to every one."""
+        content = encode(message)
         for index in sorted(self._lines):
-            self.send(index, message)
+            if hosts is None or index in hosts:
+                self._lines[index].send(content)
 
     async def close(self, ending: Ending) -> None:
         """Send `ending` to all hosts, and wait until they have disconnected, at most LEAVING_SECONDS."""
         if self._server is not None:
             self._server.close()
-        self.send_all(ending)
+        self.send(ending)
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVING_SECONDS):
                 while self._lines:
@@ -167,7 +162,7 @@ class Listener:
                 fix="give every host the same number of hosts",
             )
         if before is not None and before.instance != hello.instance and self._is_present(before):
-            second = verdicts.twice(before, hello.name, hello.pid)
+            second = twice(before, hello.name, hello.pid)
             self._emit(PeerRefused(f"a second host {index}", f"process {hello.pid} on {hello.name}"))
             self._console.info(second.what + f": {second.why}")
             return second
@@ -188,7 +183,7 @@ class Listener:
         for name in sorted({*self._identity, *identity}):
             mine, theirs = self._identity.get(name, "none"), identity.get(name, "none")
             if mine != theirs:
-                return verdicts.difference(name, {0: mine, index: theirs})
+                return difference(name, {0: mine, index: theirs})
         return None
 
     async def _receive(self, index: int, line: Line) -> None:

@@ -31,8 +31,8 @@ class InvalidMessage(Exception):
 
 def encode(message: Message) -> dict[str, Any]:
     """Return the JSON object of a message. Fields that are None are omitted."""
-    values = asdict(message)  # type: ignore[call-overload]
-    return {"kind": message.kind, **{name: value for name, value in values.items() if value is not None}}
+    values = asdict(message)
+    return {"kind": type(message).__name__, **{name: value for name, value in values.items() if value is not None}}
 
 
 def decode_first(message: Mapping[str, Any]) -> Hello | OpenTunnel:
@@ -63,7 +63,7 @@ def decode_from_worker(message: Mapping[str, Any]) -> FromWorker:
 def _decode(message: Mapping[str, Any], classes: tuple[Any, ...]) -> Any:
     kind = message.get("kind")
     for known in classes:
-        if known.kind == kind:
+        if known.__name__ == kind:
             return _construct(known, {name: value for name, value in message.items() if name != "kind"})
     raise InvalidMessage("a message of an unknown kind")
 
@@ -71,20 +71,20 @@ def _decode(message: Mapping[str, Any], classes: tuple[Any, ...]) -> Any:
 def _construct(cls: Any, values: Mapping[str, Any]) -> Any:
     hints = _hints(cls)
     if unknown := values.keys() - hints.keys():
-        raise InvalidMessage(f"a message '{_name(cls)}' with an unknown field '{min(unknown)}'")
+        raise InvalidMessage(f"a message '{cls.__name__}' with an unknown field '{min(unknown)}'")
     given = {}
     for name, (hint, required) in hints.items():
         if name not in values and required:
-            raise InvalidMessage(f"a message '{_name(cls)}' without '{name}'")
+            raise InvalidMessage(f"a message '{cls.__name__}' without '{name}'")
         if name in values:
             try:
                 given[name] = _value(values[name], hint)
             except (TypeError, OverflowError) as error:
-                raise InvalidMessage(f"a message '{_name(cls)}' with no valid '{name}'") from error
+                raise InvalidMessage(f"a message '{cls.__name__}' with no valid '{name}'") from error
     try:
         return cls(**given)
     except ValueError as error:
-        raise InvalidMessage(f"a message '{_name(cls)}' with no valid '{error}'") from error
+        raise InvalidMessage(f"a message '{cls.__name__}' with no valid '{error}'") from error
 
 
 @cache
@@ -113,7 +113,3 @@ def _value(value: Any, hint: Any) -> Any:
     if hint in (int, bool, str) and type(value) is hint:
         return value
     raise TypeError
-
-
-def _name(cls: Any) -> str:
-    return str(getattr(cls, "kind", cls.__name__))

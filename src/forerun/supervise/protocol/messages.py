@@ -8,18 +8,96 @@ Three kinds of processes take part: the leader, the supervisor of each host, and
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Self
 
-from forerun.supervise.protocol.ending import Ending
-from forerun.supervise.protocol.worker_state import WorkerView
+from forerun.errors import StorageError, UserError
+from forerun.exit_codes import STORAGE_FAILED
+
+STEP = "step"
+OUT_OF_MEMORY = "the kernel killed it: out of memory"  # in the tail of such a worker
 
 
-class Message(Protocol):
-    """Any message. `kind` names its class in JSON."""
+@dataclass(frozen=True)
+class WorkerView:
+    """The progress of one worker at one moment.
 
-    kind: ClassVar[str]
+    `units` counts the units of common work, such as steps, that the worker has begun. All hosts count the same units.
+    """
+
+    phase: str = "start"
+    step: int = 0
+    units: int = 0
+    silent_seconds: float = 0.0  # since the last report of progress
+    limit_seconds: float = math.inf  # of `silent_seconds`, in this phase
+    state: str = "?"  # the letter of the process state in /proc: R, S, D, T ...
+    cpu_seconds: float = 0.0
+    save_seconds: float | None = None  # of the last committed save
+    step_seconds: float = 0.0  # the 99th percentile
+    alive: bool = True
+    halted: bool = False  # a signal stopped the process for longer than a stall may last
+    memory: str = "RAM"  # what `memory_bytes` counts: `RAM` of the process, or `HBM` of its fullest device
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the worker has exceeded its limit without progress."""
+        return self.alive and (self.halted or self.silent_seconds > self.limit_seconds)
+
+    @property
+    def stepping(self) -> bool:
+        """Whether the worker makes steps, rather than being in another phase."""
+        return self.phase == STEP
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """The exit of a worker. `code` is negative if a signal ended it. `ended` is true if its supervisor killed it."""
+
+    code: int
+    ended: bool
+    tail: str  # the end of its stderr
+
+    def spoken(self) -> str:
+        """Return a phrase that describes the exit, such as "was killed by SIGKILL"."""
+        if self.code >= 0:
+            return f"exited with code {self.code}"
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"was killed by signal {-self.code}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a job: the exit code of all hosts, and a text for the user.
+
+    `error`, `what`, `why` and `fix` are the parts of a UserError. They are empty if the user cannot correct the cause.
+    """
+
+    code: int
+    text: str = ""
+    error: str = ""  # the error code, such as E-HOSTS-001
+    what: str = ""
+    why: str = ""
+    fix: str = ""
+    host: int = -1  # the host whose worker has already printed the cause
+
+    @classmethod
+    def mistake(cls, error: UserError) -> Self:
+        """Return the end of a job that cannot run because of `error`."""
+        return cls(error.exit_code, "", error.code, error.what, error.why, error.fix)
+
+    def exit_code(self) -> int:
+        """Return the exit code. Raise UserError or StorageError if the user can correct the cause."""
+        if self.what:
+            kind = StorageError if self.code == STORAGE_FAILED else UserError
+            raise kind(self.error, self.what, why=self.why, fix=self.fix)
+        return self.code
 
 
 # From the supervisor of a host to the leader
@@ -29,7 +107,6 @@ class Message(Protocol):
 class Hello:
     """Introduces a host. It is the first message of a connection."""
 
-    kind: ClassVar[str] = "hello"
     index: int
     count: int
     instance: str  # differs between two processes with the same index
@@ -46,7 +123,6 @@ class Hello:
 class OpenTunnel:
     """Turns a connection into a tunnel to the coordinator of an attempt. It is the first message of a connection."""
 
-    kind: ClassVar[str] = "tunnel"
     attempt: int
 
 
@@ -54,7 +130,6 @@ class OpenTunnel:
 class HostBeat:
     """Shows that the host is alive and how far its worker is. All fields are None for a host without a worker."""
 
-    kind: ClassVar[str] = "beat"
     attempt: int | None = None
     view: WorkerView | None = None
     facts: Mapping[str, str] | None = None  # must be equal on all hosts
@@ -64,7 +139,6 @@ class HostBeat:
 class StopNotice:
     """Reports that this host will be stopped in `seconds`."""
 
-    kind: ClassVar[str] = "asked"
     why: str
     seconds: float
 
@@ -73,7 +147,6 @@ class StopNotice:
 class StartFailure:
     """Reports a UserError that prevents this host from starting its worker."""
 
-    kind: ClassVar[str] = "mistake"
     code: str
     what: str
     why: str
@@ -85,7 +158,6 @@ class StartFailure:
 class Exited:
     """Reports the exit of the worker. See `WorkerExit` for the fields."""
 
-    kind: ClassVar[str] = "exited"
     code: int
     ended: bool
     tail: str
@@ -97,7 +169,6 @@ class Exited:
 class Idle:
     """Confirms `EndWorker`: no worker of the attempt is left on this host."""
 
-    kind: ClassVar[str] = "idle"
     attempt: int
 
 
@@ -105,7 +176,6 @@ class Idle:
 class HostUnits:
     """Answers `AskUnits`: `units` have begun, and the worker of this host begins no other one before `StopAfter`."""
 
-    kind: ClassVar[str] = "begun"
     units: int
     attempt: int
 
@@ -114,7 +184,6 @@ class HostUnits:
 class HostStacks:
     """Answers `AskStacks`. `frames` belong to the main thread, innermost first. `busy` is in cores."""
 
-    kind: ClassVar[str] = "stacks"
     text: str
     frames: tuple[str, ...]
     busy: float
@@ -128,8 +197,6 @@ class HostStacks:
 class LeaderBeat:
     """Shows that the leader is alive."""
 
-    kind: ClassVar[str] = "beat"
-
 
 @dataclass(frozen=True)
 class StartWorker:
@@ -138,7 +205,6 @@ class StartWorker:
     `slices` is the number of slices that these hosts form, or None if the run does not count slices.
     """
 
-    kind: ClassVar[str] = "start"
     attempt: int
     index: int
     hosts: int
@@ -149,15 +215,12 @@ class StartWorker:
 class EndWorker:
     """Ends the worker of an attempt. `Idle` confirms it."""
 
-    kind: ClassVar[str] = "end"
     attempt: int
 
 
 @dataclass(frozen=True)
 class AskStacks:
     """Asks for the stacks of the worker. `HostStacks` answers it."""
-
-    kind: ClassVar[str] = "stacks"
 
 
 @dataclass(frozen=True)
@@ -167,7 +230,6 @@ class AskUnits:
     `ends_job` is false if another attempt follows the stop.
     """
 
-    kind: ClassVar[str] = "ask"
     seconds: float
     ends_job: bool = True
 
@@ -179,7 +241,6 @@ class StopAfter:
     `ends_job` is false if another attempt follows the stop.
     """
 
-    kind: ClassVar[str] = "decide"
     units: int
     save: bool
     seconds: float
@@ -193,14 +254,11 @@ class StopAfter:
 class Welcome:
     """Answers `WorkerHello`. A stop that was announced earlier arrives before it."""
 
-    kind: ClassVar[str] = "welcome"
-
 
 @dataclass(frozen=True)
 class Begin:
     """Assigns an attempt to a worker: a new one, or a spare. `variables` extend its environment."""
 
-    kind: ClassVar[str] = "begin"
     attempt: int
     index: int
     hosts: int
@@ -216,7 +274,6 @@ class Begin:
 class WorkerHello:
     """Introduces a worker. It is the first message of a worker."""
 
-    kind: ClassVar[str] = "hello"
     thread: int  # identifier of the main thread
     pid: int
 
@@ -225,7 +282,6 @@ class WorkerHello:
 class Phase:
     """Reports the start of a phase."""
 
-    kind: ClassVar[str] = "phase"
     name: str
     units: int
 
@@ -234,7 +290,6 @@ class Phase:
 class Step:
     """Reports a completed step."""
 
-    kind: ClassVar[str] = "step"
     step: int
     units: int
 
@@ -243,7 +298,6 @@ class Step:
 class Saved:
     """Reports the time of a save, from its start to its commit."""
 
-    kind: ClassVar[str] = "saved"
     seconds: float
     units: int
 
@@ -252,7 +306,6 @@ class Saved:
 class DeviceBytes:
     """Reports the memory in use on the device that has the most, and the limit of the device."""
 
-    kind: ClassVar[str] = "memory"
     bytes: int
     limit: int  # 0 if it is unknown
 
@@ -261,7 +314,6 @@ class DeviceBytes:
 class Waiting:
     """Reports that the worker starts to wait for something local, such as data."""
 
-    kind: ClassVar[str] = "waiting"
     what: str
     units: int
 
@@ -270,7 +322,6 @@ class Waiting:
 class Unit:
     """Reports the start of a unit."""
 
-    kind: ClassVar[str] = "unit"
     units: int
 
 
@@ -278,7 +329,6 @@ class Unit:
 class Fact:
     """Reports a value that must be equal on all hosts."""
 
-    kind: ClassVar[str] = "fact"
     name: str
     value: str
 
@@ -287,7 +337,6 @@ class Fact:
 class WorkerUnits:
     """Answers `AskUnits`: the number of units that the worker has begun."""
 
-    kind: ClassVar[str] = "begun"
     units: int
 
 
@@ -295,10 +344,9 @@ class WorkerUnits:
 class Sigterm:
     """Reports that the worker received SIGTERM."""
 
-    kind: ClassVar[str] = "sigterm"
-
 
 FromHost = HostBeat | StopNotice | StartFailure | Exited | Idle | HostUnits | HostStacks
 FromLeader = LeaderBeat | StartWorker | EndWorker | AskStacks | AskUnits | StopAfter | Ending
 FromSupervisor = Welcome | Begin | AskUnits | StopAfter
 FromWorker = WorkerHello | Phase | Step | Saved | DeviceBytes | Waiting | Unit | Fact | WorkerUnits | Sigterm
+Message = Hello | OpenTunnel | FromHost | FromLeader | FromSupervisor | FromWorker

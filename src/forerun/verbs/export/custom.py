@@ -20,8 +20,7 @@ from forerun.run_folder.run_folder import RunFolder
 from forerun.trained_model.model_source import SECTION, config_of_class
 from forerun.units import MIB
 from forerun.weights_io import documents
-from forerun.weights_io.tree import write_tree
-from forerun.weights_io.write import tensor_dtype
+from forerun.weights_io.write import tensor_dtype, write_tree
 
 NOTICE = """\
 These files are a copy of the model's source code when the weights were exported. The SHA-256 of each file is in

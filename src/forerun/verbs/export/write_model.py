@@ -29,9 +29,8 @@ from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
 from forerun.models.keys import leaves_of
-from forerun.models.pretrained import read_snapshot
+from forerun.models.model_facts import model_for, read_snapshot
 from forerun.models.quantization_config import QUANTIZATION
-from forerun.models.registry import model_for
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.reporter import SILENT, Reporter
@@ -146,7 +145,7 @@ def _export_model(run: RunFolder, resolved: ResolvedJob, target: Path, form: Exp
         documents.write_json(part / "config.json", content | section)
         write_words(job, base, tokenizer, chat, part)
         if base is not None and family.wrapper is not None:
-            documents.copy_processors(base, part)
+            documents.copy_files(base.processor_files, part)
         reporter.info("reading it back and comparing")
         proof = _proof(part, resolved, family, params, tokenizer, mesh, base, trained)
         if base is not None and others is not None:
@@ -247,13 +246,14 @@ def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: Cha
     """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
     given, own, end = job.data.tokenizer, own_tokenizer_files(job.data), int(tokenizer.eos)
     if own is not None:
-        documents.copy_tokenizer(own, folder)
+        documents.copy_files(own.tokenizer_files, folder)
         documents.complete_tokenizer(folder, end)
     elif base is not None and given is None:
-        documents.copy_tokenizer(base, folder)
+        documents.copy_files(base.tokenizer_files, folder)
     else:
         documents.write_tokenizer(tokenizer_path(given) if given and given != "bytes" else None, folder, end)
-    generation = documents.generation_json(base.json("generation_config.json") if base else None, end)
+    of_base = base.json("generation_config.json") if base else None
+    generation: dict[str, Any] = {"eos_token_id": end} if of_base is None else dict(of_base)
     if job.model.added_tokens:
         documents.replace_tokenizer(Path(tokenizer.path), folder)
     if own is not None:

@@ -18,8 +18,7 @@ from forerun.hub.chat.template import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.installation import install_command
 from forerun.models.families.wrapper import text_of
-from forerun.models.pretrained import read_snapshot
-from forerun.models.registry import model_for
+from forerun.models.model_facts import model_for, read_snapshot
 from forerun.reporter import SILENT, Reporter
 from forerun.weights_io.gguf.architecture import Floats, Metadata, TensorSource, metadata_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, exact_blocks, tensor_types

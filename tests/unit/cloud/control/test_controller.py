@@ -84,9 +84,7 @@ def test_the_request_identifies_the_run() -> None:
 def test_preempted_runs_resume_in_the_next_zone_when_the_first_has_no_capacity() -> None:
     cloud = started(SimulatedCloud(PRICES), option("zone-a"), option("zone-b"))
     one = controller(cloud)
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     cloud.preempt()
     cloud.refuse["zone-a"] = Failure.CAPACITY
     assert ended(one, cloud) == "finished"
@@ -125,9 +123,7 @@ def test_preemptions_do_not_raise_the_cap() -> None:
 def test_a_stop_of_another_laptop_saves_and_deletes() -> None:
     cloud = started(SimulatedCloud(PRICES))
     one = controller(cloud)
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     cloud.files().request_stop(StopEntry(cloud.now, "user"))
     assert ended(one, cloud) == "stopped"
     assert cloud.slices == {}
@@ -140,9 +136,7 @@ def test_a_stop_of_another_laptop_saves_and_deletes() -> None:
 def test_silent_hosts_are_replaced() -> None:
     cloud = started(SimulatedCloud(PRICES))
     one = controller(cloud)
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     next(iter(cloud.slices.values())).silent = True
     assert ended(one, cloud) == "finished"
     assert reasons(cloud) == ["preempted", "finished"]

@@ -206,9 +206,7 @@ def test_a_machine_that_was_suspended_deletes_at_its_first_look() -> None:
     one = controller(cloud)
     asleep = [0.0]
     one.clock._elapsed = lambda: cloud.now - asleep[0]
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     cloud.advance(36000)
     asleep[0] = 36000  # the machine's own clock stood still
     one.step()
@@ -271,9 +269,7 @@ def test_the_costs_of_this_machine_hold_after_a_restart(
 def test_a_slice_is_found_again_when_its_record_is_deleted(tmp_path: Path) -> None:
     cloud, file, run = new_cloud(), tmp_path / "ledger.json", cloud_run(max_usd=CAP_USD)
     one = restarted(cloud, file, run)
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     cloud.contents.clear()
     follow(cloud, restarted(cloud, file, run))
     assert len(cloud.created) == 1
@@ -285,9 +281,7 @@ def test_a_slice_without_any_record_is_deleted() -> None:
     """Both the record and the ledger are lost. The labels of the slice are enough."""
     cloud = new_cloud()
     one = controller(cloud)
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     (name,) = [name for name, _ in cloud.slices]
     cloud.slices = {("forerun-sim-7", "us-east1-d"): next(iter(cloud.slices.values()))}
     request = cloud.slices["forerun-sim-7", "us-east1-d"].request
@@ -304,9 +298,7 @@ def test_a_slice_without_any_record_is_deleted() -> None:
 def test_a_damaged_ledger_is_reported_and_the_record_counts(content: bytes, tmp_path: Path) -> None:
     cloud, file = new_cloud(), tmp_path / "ledger.json"
     one = controller(cloud, ledger=RunLedger(file))
-    while cloud.trained_seconds < 400:
-        one.step()
-        cloud.advance(5)
+    cloud.train(400, one)
     cloud.preempt()
     for _ in range(3):
         one.step()
@@ -322,9 +314,7 @@ def test_a_damaged_ledger_is_reported_and_the_record_counts(content: bytes, tmp_
 def test_an_attempt_that_nothing_describes_counts_with_the_complete_cap() -> None:
     cloud = new_cloud()
     one = controller(cloud)
-    while cloud.trained_seconds < 400:
-        one.step()
-        cloud.advance(5)
+    cloud.train(400, one)
     cloud.preempt()
     for _ in range(3):
         one.step()
@@ -338,9 +328,7 @@ def test_an_attempt_with_a_damaged_end_counts_with_its_limit() -> None:
     cloud = new_cloud()
     cloud.tells_times = False
     one = controller(cloud)
-    while cloud.trained_seconds < 400:
-        one.step()
-        cloud.advance(5)
+    cloud.train(400, one)
     cloud.preempt()
     for _ in range(2):
         one.step()
@@ -360,10 +348,7 @@ def test_two_processes_share_a_ledger(tmp_path: Path) -> None:
     cloud = new_cloud()
     one = controller(cloud, "one", ledger=RunLedger(file))
     other = controller(cloud, "other", ledger=RunLedger(file))
-    while cloud.trained_seconds < 200:
-        one.step()
-        other.step()
-        cloud.advance(5)
+    cloud.train(200, one, other)
     known = RunLedger(file).attempts[1]
     assert known.ready_at == pytest.approx(START + 20, abs=6)
     assert known.end is None
@@ -388,9 +373,7 @@ def test_options_of_another_run_are_ended_and_not_continued() -> None:
     """The record has an attempt in a zone that the user of this controller did not choose."""
     cloud = new_cloud()
     one = controller(cloud)
-    while cloud.trained_seconds < 100:
-        one.step()
-        cloud.advance(5)
+    cloud.train(100, one)
     cloud.files().replace_run(cloud_run(option("zone-b"), max_usd=CAP_USD))
     again = controller(cloud, since=cloud.now)
     cloud.advance(70)  # the lease of the first one ends

@@ -12,6 +12,7 @@ import pytest
 from agent_host import LIMIT_SECONDS, Host
 
 from forerun.cloud.record.entries import FinishEntry, HostEntry, ReadyEntry, StopEntry
+from forerun.cloud.record.host_log import LogReader
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_reports_progress_and_copies_logs(host: Host) -> None:
     log.write_bytes(b"step 1\nstep 2\nst")
     with host.running():
         wait_for(lambda: host.phase() == "training")
-        wait_for(lambda: host.files.log_names(1, 0))
+        wait_for(lambda: content(host))
         report = host.report()
         assert report is not None
         assert (report.step, report.save_seconds, report.program) == (7, 3.5, "0123456789ab")
@@ -59,7 +60,7 @@ def test_a_new_agent_continues_the_log(host: Host) -> None:
 
 
 def content(host: Host) -> bytes:
-    return b"".join(host.files.files.read(name) for name in host.files.log_names(1, 0))
+    return LogReader(host.files, 1, 0).read()
 
 
 def test_stop_request_saves_and_deletes(host: Host) -> None:

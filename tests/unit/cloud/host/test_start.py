@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from agent_host import StubApi
+from error_assertions import raises_error
 
 from forerun.cloud.host.__main__ import main
 from forerun.cloud.host.settings import AgentSettings, read_settings
@@ -21,7 +22,7 @@ def test_settings_ignore_keys_of_newer_versions(tmp_path: Path) -> None:
     file = tmp_path / "agent.json"
     file.write_text(json.dumps({**vars(SETTINGS), "colour": "blue"}))
     assert read_settings(file) == SETTINGS
-    assert SETTINGS.relative_run_folder == "runs/tiny"
+    assert SETTINGS.run_folder == "runs/tiny"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_the_index_comes_from_the_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "10.0.0.2,10.0.0.3")
     assert host_index(SETTINGS) == 1
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "10.0.0.2,10.0.0.3,10.0.0.4")
-    with pytest.raises(UserError, match="E-CLOUD-041"):
+    with raises_error("E-CLOUD-041"):
         host_index(SETTINGS)
 
 

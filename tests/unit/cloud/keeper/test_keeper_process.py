@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from simulated_cloud import START, SimulatedCloud, SimulatedDelivery, SimulatedProvider, cloud_run, option
 
-from forerun.cloud.keeper.keeper_process import KeeperDelivery, KeeperSettings, read_keeper_settings, run_keeper
+from forerun.cloud.host.settings import TRAIN_UNIT
+from forerun.cloud.keeper.keeper_process import KeeperSettings, read_keeper_settings, run_keeper
 from forerun.cloud.provider import NameTaken, SliceRequest, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
+from forerun.cloud.setup.bundle import Bundle
+from forerun.cloud.setup.job_files import JobFiles
+from forerun.cloud.ssh import delivery
 from forerun.errors import UserError
 from forerun.reporter import SILENT
 
@@ -29,13 +34,13 @@ def cloud_with_keeper(*, work_seconds: float, max_usd: float) -> SimulatedCloud:
 
 
 def keep(cloud: SimulatedCloud, provider: SimulatedProvider) -> str:
-    delivery = KeeperDelivery(SimulatedDelivery(cloud), SETTINGS.overrides)
     providers = {"tpu": provider, "compute": provider}
     run = cloud.files().run()
     assert isinstance(run, CloudRun)
     settings = replace(SETTINGS, run=run)
     elapsed = lambda: cloud.now  # noqa: E731
-    end = run_keeper(settings, providers, delivery, SILENT, cloud.advance, cloud.files(), elapsed=elapsed)
+    sender = SimulatedDelivery(cloud)
+    end = run_keeper(settings, providers, sender, SILENT, cloud.advance, cloud.files(), elapsed=elapsed)
     return end.reason
 
 
@@ -99,18 +104,18 @@ def test_a_keeper_deletes_itself_when_the_slice_belongs_to_another_run() -> None
     assert cloud.slices == {}
 
 
-def test_paths_of_the_job_are_those_of_the_keeper() -> None:
-    found = []
-
-    class Recording(SimulatedDelivery):
-        def metadata(self, run, attempt):  # type: ignore[no-untyped-def]
-            found.append(run.arguments)
-            return {}
-
+def test_paths_of_the_job_are_those_of_the_keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bundles: list[Bundle] = []
+    monkeypatch.setattr(delivery, "deliver", lambda bundle, *_, **__: bundles.append(bundle))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run = replace(cloud_run(), arguments=("seed=1",))
     entry = AttemptEntry(1, option(), "forerun-sim-1", START, None, 0.0)
-    KeeperDelivery(Recording(SimulatedCloud(PRICES)), SETTINGS.overrides).metadata(run, entry)
-    assert found == [("seed=1", "data=/var/lib/forerun/job/text")]
+    files = JobFiles((), ())
+    sender = delivery.SshDelivery(tmp_path, tmp_path, "p", SILENT, {}, local=files, overrides=SETTINGS.overrides)
+    sender.deliver(run, entry, [], [])
+    unit = bundles[0].files[f"units/{TRAIN_UNIT}"]
+    assert isinstance(unit, bytes)
+    assert b" seed=1 data=/var/lib/forerun/job/text " in unit
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:

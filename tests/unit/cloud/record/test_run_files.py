@@ -57,13 +57,6 @@ def test_a_stop_is_withdrawn(files: RunFiles) -> None:
     assert files.stop() is None
 
 
-def test_logs_in_order(files: RunFiles) -> None:
-    for part in (1, 0, 2):
-        files.add_log(1, 0, part, str(part).encode())
-    files.add_log(1, 1, 0, b"other host")
-    assert [files.files.read(name) for name in files.log_names(1, 0)] == [b"0", b"1", b"2"]
-
-
 def test_keys_of_newer_files_are_ignored(files: RunFiles) -> None:
     files.files.create("stop.json", b'{"at": 1.0, "reason": "user", "added later": 1}')
     assert files.stop() == StopEntry(1.0, "user")

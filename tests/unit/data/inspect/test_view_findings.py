@@ -80,7 +80,7 @@ def test_what_becomes_of_long_documents_decides_how_bad_it_is(
 ) -> None:
     (found,) = findings(replace(clean, lengths=LONG, packing=packing, too_long_policy=policy))
     assert found.level == level
-    assert "sequence=256 holds 99 %" in found.fix
+    assert "sequence=256 holds 99" in found.fix
 
 
 def test_the_shorter_sequence_for_padding_holds_the_documents(clean: CorpusReport) -> None:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from error_assertions import raises_error
 
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
-from forerun.errors import UserError
 
 
 def rows(count: int, sequence: int = 4) -> Concatenated:
@@ -72,11 +71,11 @@ def test_examples_are_those_of_the_batchs_rows() -> None:
 
 
 def test_too_few_rows_is_the_users_error_with_figures() -> None:
-    with pytest.raises(UserError, match=r"3.*4.*E-DATA-013") as error:
+    with raises_error("E-DATA-013", "3", "4") as error:
         Batches(rows(3), seed=0, batch=4)
     assert "batch=3" in error.value.fix
 
 
 def test_an_uneven_accumulation_is_an_error() -> None:
-    with pytest.raises(UserError, match="E-DATA-011"):
+    with raises_error("E-DATA-011"):
         Batches(rows(10), seed=0, batch=5, accumulation=2)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from error_assertions import raises_error
 
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.rows import FIELDS
-from forerun.errors import UserError
 
 
 def rows_of(lengths: list[int], sequence: int, learned: np.ndarray | None = None) -> Concatenated:
@@ -107,5 +107,5 @@ def test_a_row_that_is_not_there_is_not_made_up() -> None:
 
 
 def test_one_token_is_too_little() -> None:
-    with pytest.raises(UserError, match="E-DATA-012"):
+    with raises_error("E-DATA-012"):
         rows_of([1], 4)

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from error_assertions import raises_error
 from recording_reporter import RecordingReporter
 
 from forerun.data.order.ledger import Ledger, drawn, entries
 from forerun.data.order.rows import Example
-from forerun.errors import UserError
 
 STEPS: list[list[Example]] = [[(0, 1), (0, 2, 3)], [(1, 7)], [], [(0, 4), (0, 5), (0, 6)]]
 
@@ -58,7 +58,7 @@ def test_a_half_written_end_counts_as_not_written(tmp_path: Path) -> None:
 def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("hello\n")
-    with pytest.raises(UserError, match="E-DATA-014"):
+    with raises_error("E-DATA-014"):
         list(entries(file))
 
 

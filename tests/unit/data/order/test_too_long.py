@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_assertions import raises_error
 
 from forerun.data.order.packing import apply_policy, pack, refuse_too_long, resolve_policy
 from forerun.errors import UserError
@@ -52,7 +53,7 @@ def test_auto_depends_on_what_is_packed_and_a_pair_is_never_split() -> None:
     assert resolve_policy("auto", pairs=True) == "keep_end"
     assert resolve_policy("drop", pairs=True) == "drop"
     for setting in ("split", "keep_start"):
-        with pytest.raises(UserError, match="E-DATA-008"):
+        with raises_error("E-DATA-008"):
             resolve_policy(setting, pairs=True)  # type: ignore[arg-type]
 
 

@@ -112,4 +112,4 @@ def test_check_and_data_show_the_size_and_the_folder_for_a_bucket(
     assert main(["data", *words, "data.cache_gib=0.7"]) == 0
     printed = capsys.readouterr()
     assert f"local cache: 717 MiB, of 640 MiB that are free for {cache_size(data_with()).file}" in printed.out
-    assert "warning: data.cache_gib is 717 MiB" in printed.err
+    assert "data.cache_gib is 717" in printed.err

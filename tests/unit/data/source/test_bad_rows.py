@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.config.schema import Part
 from forerun.data.source import files, lines, plain, separated, tables
 from forerun.data.source.rows import BadRow, RowPlace, SourceRow
 from forerun.data.source.sources import Source, open_source
-from forerun.errors import UserError
 
 PYARROW = "pyarrow is not installed (the data extra)"
 ROWS, FAULTS, LIMIT_BYTES = 100_000, 1000, 8192
@@ -333,6 +333,6 @@ def test_trouble_with_reading_is_no_bad_row(tmp_path: Path, name: str, monkeypat
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
     source = source_of(tmp_path)
     monkeypatch.setattr(files.File, "open", lambda file: io.BufferedReader(_Failing()))
-    with pytest.raises(UserError, match="E-DATA-028") as caught:
+    with raises_error("E-DATA-028") as caught:
         read(source)
     assert caught.value.why == "Connection timed out"

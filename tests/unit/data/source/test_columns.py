@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from error_assertions import assert_error
+from error_assertions import assert_error, raises_error
 
 from forerun.config.schema import Part
 from forerun.data.source.rows import BadRow, SourceRow
@@ -232,7 +232,7 @@ def test_csv_carries_prompts_and_no_lists(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,answer,prompt\n1,b,a\n")
     assert values_of(opened(tmp_path / "a.csv", completion="answer")) == [{"prompt": "a", "completion": "b"}]
     (tmp_path / "b.csv").write_text('messages\n"[]"\n')
-    with pytest.raises(UserError, match=r"'messages'.*E-DATA-052"):
+    with raises_error("E-DATA-052", "'messages'"):
         opened(tmp_path / "b.csv")
 
 

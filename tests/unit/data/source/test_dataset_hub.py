@@ -116,10 +116,10 @@ def test_offline_gives_the_same_and_a_part_is_never_taken_for_the_whole(reposito
         asked = [one, f"{PLACE}/data", PLACE, "hf://datasets/acme/other"]
         same, folder, whole, other = answers(asked, home, server.endpoint, **offline)
         assert same == part
-        assert "not complete on this machine" in folder["error"]
+        assert "[E-DATA-039]" in folder["error"]
         assert "data/train-00000-of-00002.jsonl is missing" in folder["error"]
         assert "README.md is missing" in whole["error"]
-        assert "acme/other is not on this machine" in other["error"]
+        assert "acme/other is not" in other["error"]
         assert server.requests == []
         fetched = ask(PLACE, home, server.endpoint)
         assert fetched["texts"] == TRAIN
@@ -143,7 +143,7 @@ def test_what_another_tool_fetched_is_not_taken_for_the_whole(repositories: Path
         for file in home.glob("hub/datasets--acme--tales/forerun/*.json"):
             file.unlink()
         error = ask(PLACE, home, server.endpoint, HF_HUB_OFFLINE="1")["error"]
-        assert "was not fetched by forerun" in error
+        assert "[E-DATA-038]" in error
         assert f"data.path={home}/hub/datasets--acme--tales/snapshots/" in error
 
 
@@ -202,12 +202,12 @@ def test_who_may_not_read(repositories: Path, tmp_path: Path, token: str, words:
 def test_no_such_dataset_and_no_hub(repositories: Path, tmp_path: Path) -> None:
     with HubServer(repositories) as server:
         error = ask("hf://datasets/acme/tails", tmp_path / "home", server.endpoint)["error"]
-        assert "the hub has no dataset acme/tails that you can read" in error
+        assert "dataset acme/tails that" in error
         assert "folder" not in error
     with socket() as deaf:  # bound, so that nobody else answers there
         deaf.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        assert "the hub cannot be reached" in ask(PLACE, tmp_path / "home", endpoint)["error"]
+        assert "[E-HUB-026]" in ask(PLACE, tmp_path / "home", endpoint)["error"]
 
 
 def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp
     with HubServer(repositories, announced_bytes={file: 10**18}) as server:
         error = answers([PLACE], tmp_path / "home", server.endpoint, program)[0]["error"]
         assert server.fetched() == ["README.md"]
-    assert "the disk has too little space for acme/tales" in error
-    assert "name fewer of its files in data.path" in error
+    assert "space for acme/tales" in error
+    assert "files in data.path" in error
 
 
 @pytest.mark.parametrize(

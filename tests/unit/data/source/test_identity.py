@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.config.schema import Part
 from forerun.data.source.files import File
 from forerun.data.source.identity import MEMO_BYTES, identities
 from forerun.data.source.sources import open_source
-from forerun.errors import UserError
 
 
 @pytest.fixture
@@ -169,5 +169,5 @@ def test_a_store_is_believed_if_it_tells_of_the_content(memo: Path, about: dict[
 
 
 def test_a_file_that_is_gone_is_told(tmp_path: Path, memo: Path) -> None:
-    with pytest.raises(UserError, match="E-DATA-028"):
+    with raises_error("E-DATA-028"):
         identities(local(tmp_path / "gone"))

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.config import addresses
 from forerun.config.schema import Data, Part
 from forerun.data.source import lines, plain
 from forerun.data.source.rows import BadRow, FilePiece, SourceRow
 from forerun.data.source.sources import Source, open_source
-from forerun.errors import UserError
 
 PYARROW = "pyarrow is not installed (the data extra)"
 
@@ -234,5 +234,5 @@ def test_rows_of_text_are_divided_too_and_other_forms_are_refused(tmp_path: Path
     source = open_source(Data(path=str(tmp_path / "a.jsonl"), separator=END))
     assert read(source, source.pieces(100)) == [(1, "one"), (1, "two"), (2, None)]
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "completion": "b"}')
-    with pytest.raises(UserError, match="E-DATA-054"):
+    with raises_error("E-DATA-054"):
         open_source(Data(path=str(tmp_path / "a.jsonl"), separator=END))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.errors import UserError
 from forerun.hub.chat import template
@@ -77,7 +78,7 @@ def test_known_texts() -> None:
 
 
 def test_a_refusal_of_the_template_is_told_in_its_words() -> None:
-    with pytest.raises(UserError, match=r"2.*E-HUB-003") as caught:
+    with raises_error("E-HUB-003", "2") as caught:
         render_all(TEMPLATES["mistral"], [SHORT, SHORT * 2], special=SPECIAL)
     assert "must alternate" in caught.value.why
 
@@ -117,7 +118,7 @@ def test_a_template_that_only_waits_is_ended(monkeypatch: pytest.MonkeyPatch, tm
     sleeper = tmp_path / "sleeper.py"
     sleeper.write_text("import time\ntime.sleep(100)\n")
     monkeypatch.setattr(template.child, "__file__", str(sleeper))
-    with pytest.raises(UserError, match="E-HUB-007"):
+    with raises_error("E-HUB-007"):
         render("", SHORT, special={})
 
 
@@ -160,19 +161,19 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [7, ["x"], [{"name": "rag", "template": "two"}], [{"name": "default"}]], ids=str)
 def test_a_template_that_is_none(wrong: Any, tmp_path: Path) -> None:
     write(tmp_path, "tokenizer_config.json", {"chat_template": wrong})
-    with pytest.raises(UserError, match=r"'default'.*E-HUB-001"):
+    with raises_error("E-HUB-001", "'default'"):
         chat_template(tmp_path)
 
 
 def test_template_files_that_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "chat_template.jinja"
     file.write_bytes(b"x" * (template.MAX_TEMPLATE_BYTES + 1))
-    with pytest.raises(UserError, match="E-HUB-008"):
+    with raises_error("E-HUB-008"):
         chat_template(tmp_path)
     file.write_bytes(b"\xff")
-    with pytest.raises(UserError, match="E-HUB-009"):
+    with raises_error("E-HUB-009"):
         chat_template(tmp_path)
     file.unlink()
     os.symlink("/etc/hostname", file)
-    with pytest.raises(UserError, match="E-HUB-011"):
+    with raises_error("E-HUB-011"):
         chat_template(tmp_path)

@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from error_assertions import raises_error
 
-from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.planner.compile import installed_compilers
 from forerun.planner.compile.installed_compilers import GPU, plugin_problem
@@ -49,7 +49,7 @@ def test_both_plugins_are_of_one_release() -> None:
 def test_plan_reports_a_mismatch_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed_compilers, "find_spec", lambda name: name)
     monkeypatch.setattr(installed_compilers, "_versions", lambda: versions("0.12.0", "0.12.0"))
-    with pytest.raises(UserError, match="E-PLAN-027") as raised:
+    with raises_error("E-PLAN-027") as raised:
         GPU.require()
     assert raised.value.fix == install_command("plan-gpu")
 
@@ -76,6 +76,6 @@ def test_locks_have_the_plugins_of_their_jax(lock: str) -> None:
 
 def test_no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed_compilers, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="E-PLAN-004") as raised:
+    with raises_error("E-PLAN-004") as raised:
         GPU.require()
     assert raised.value.fix == install_command("plan-gpu")

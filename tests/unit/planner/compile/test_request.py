@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
@@ -27,10 +28,10 @@ def test_round_trip() -> None:
 
 
 def test_slices_under_two_names_are_one() -> None:
-    with pytest.raises(UserError, match=r"v5e-8.*E-PLAN-012") as raised:
+    with raises_error("E-PLAN-012", "v5e-8") as raised:
         slices_named(["v6e-1", "v5e-8", "v5litepod-8", "v6e-1"])
     assert raised.value.fix == "--on v6e-1,v5e-8"
-    assert "v5e-8 and v5litepod-8 are the same" in raised.value.why
+    assert "v5e-8 and v5litepod-8" in raised.value.why
 
 
 def test_unknown_slice() -> None:
@@ -68,7 +69,7 @@ def test_the_mesh_has_as_many_devices_as_the_job_asks_for() -> None:
     assert str(question.mesh_shape()) == "1x1x1"
     assert question.derived().micro_batch == 8
     assert (question.devices, question.slice.devices) == (1, 8)
-    assert "1 of 8 devices" in question.idle_text()
+    assert "1 of 8" in question.idle_text()
     assert "7 are idle" in question.idle_text()
     [all_used] = requests_of(job(batch=8), slices_named(["v3-8"]))
     assert str(all_used.mesh_shape()) == "1x8x1"
@@ -76,7 +77,7 @@ def test_the_mesh_has_as_many_devices_as_the_job_asks_for() -> None:
 
 
 def test_more_devices_than_the_slice_has() -> None:
-    with pytest.raises(UserError, match=r"devices=16.*v5e-8.*E-HARDWARE-017"):
+    with raises_error("E-HARDWARE-017", "devices=16", "v5e-8"):
         requests_of(job(devices=16), slices_named(["v5e-8"]))
 
 

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from error_assertions import assert_error
+from error_assertions import assert_error, raises_error
 from fit_results import fit_result, request
 
 from forerun.config.schema import Job
@@ -114,7 +114,7 @@ def test_the_cheapest_provider_of_each_machine_and_of_spot() -> None:
 
 
 def test_unknown_provider_is_reported_before_compiling() -> None:
-    with pytest.raises(UserError, match="E-HARDWARE-021"):
+    with raises_error("E-HARDWARE-021"):
         Tariff(providers=("gpc",)).check()
 
 

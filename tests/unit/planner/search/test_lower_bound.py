@@ -19,9 +19,8 @@ from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.models.model_facts import config_of, model_of
 from forerun.models.parameter_axes import layer_matrix_count
-from forerun.models.pretrained import config_of
-from forerun.models.registry import model_of
 from forerun.models.sizes import SIZES
 from forerun.nn.spec import count, is_spec
 from forerun.planner.search.lower_bound import (

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from error_assertions import raises_error
 from fit_results import fit_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -297,12 +298,12 @@ def test_a_calibration_reaches_the_ranking_and_not_the_cache(compiler: list[Comp
 
 
 def test_limits_that_nothing_keeps(compiler: list[CompileRequest]) -> None:
-    with pytest.raises(UserError, match=r"--max-hours.*E-PLAN-021") as raised:
+    with raises_error("E-PLAN-021", "--max-hours") as raised:
         searched(max_hours=0.1)
     assert "the fastest takes" in raised.value.why
-    with pytest.raises(UserError, match="E-PLAN-019"):
+    with raises_error("E-PLAN-019"):
         searched(max_hours=0.0001)
-    with pytest.raises(UserError, match="E-PLAN-018"):
+    with raises_error("E-PLAN-018"):
         searched(goal="best")
 
 
@@ -318,9 +319,9 @@ def test_a_missing_compiler_is_an_error_only_if_its_machines_are_asked_for(
     code, text = searched(on="v6e-4,h100-*", goal="fastest")
     assert code == 0
     assert {question.slice.name for question in compiler} == {"v6e-4"}
-    assert "the GPU compiler is not installed: install it" in text
+    assert "the GPU compiler" in text
     for named in ("v6e-8,h100-8", "h100-*"):
-        with pytest.raises(UserError, match="E-PLAN-004"):
+        with raises_error("E-PLAN-004"):
             searched(on=named, goal="fastest")
 
 
@@ -357,7 +358,7 @@ def test_the_written_job_is_the_winner(compiler: list[CompileRequest]) -> None:
     assert known is not None, "the file asks another question than the search did"
     assert "best.yaml --on v6e-4" in text
     Path("mine.yaml").write_text("model: qwen3-0.6b\n")
-    with pytest.raises(UserError, match="E-PLAN-023"):
+    with raises_error("E-PLAN-023"):
         searched(out_path=Path("mine.yaml"))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from error_assertions import raises_error
 
 from forerun.config.schema import Job
-from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model
 from forerun.hardware.slices import slice_named
 from forerun.models.decoder import Decoder
@@ -125,7 +125,7 @@ def test_every_candidate_uses_the_devices_that_the_job_asks_for() -> None:
     assert {one.slice.name for one in found.candidates} == {"v6e-8"}
     assert [reason for one, reason in found.dropped.items() if one.slice.name == "v6e-1"] == [candidates.DEVICES]
     assert {one.slice.devices >= 2 for one in space(None, model="qwen3-0.6b", devices=2).candidates} == {True}
-    with pytest.raises(UserError, match=r"devices=16.*v6e-8.*E-HARDWARE-017"):
+    with raises_error("E-HARDWARE-017", "devices=16", "v6e-8"):
         space("v6e-1,v6e-8", devices=16)
 
 
@@ -236,11 +236,11 @@ def test_globs() -> None:
     ]
     assert {one.platform for one in slices_like("*-8")} == {"tpu", "gpu"}
     assert [one.name for one in slices_like("H100-8x2,v6e-[14]")] == ["h100-8x2", "v6e-1", "v6e-4"]
-    with pytest.raises(UserError, match="E-PLAN-003"):
+    with raises_error("E-PLAN-003"):
         slices_like("v9*")
-    with pytest.raises(UserError, match="E-HARDWARE-019"):
+    with raises_error("E-HARDWARE-019"):
         slices_like("v5e-7")
-    with pytest.raises(UserError, match="E-HARDWARE-020"):
+    with raises_error("E-HARDWARE-020"):
         slices_like("h100-3")
 
 

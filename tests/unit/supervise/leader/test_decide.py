@@ -25,7 +25,7 @@ def test_every_order_of_events_keeps_the_invariants_and_ends(first: int) -> None
         seen.update(world.seen)
     # The simulation is worth nothing if it does not reach everything that the leader can do.
     assert set(codes) == {0, 2, 70, 74, 75}
-    actions = {"StartWorkers", "EndWorkers", "AskForUnits", "StopWorkers", "AskForStacks", "KeepStacks", "CloseTunnels"}
+    actions = {"StartWorkers", "EndWorker", "AskUnits", "StopAfter", "AskStacks", "KeepStacks", "CloseTunnels"}
     assert actions <= set(seen)
     assert min(seen["save approved"], seen["save refused"]) > 0
     assert min(seen["fewer slices"], seen["more slices"]) > 0

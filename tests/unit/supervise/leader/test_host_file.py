@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from forerun.supervise.host_address import Hosts
-from forerun.supervise.leader.host_file import EVERY_SECONDS, HostFile, hosts_content, replace_file
+from forerun.supervise.leader.leader import EVERY_SECONDS, HostFile, hosts_content, replace_file
 from forerun.supervise.leader.leader_view import HostJoined, LeaderView, MessageReceived, update
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import Hello, HostBeat
-from forerun.supervise.protocol.worker_state import WorkerView
+from forerun.supervise.protocol.messages import Hello, HostBeat, WorkerView
 
 
 def view_of(*steps: int) -> LeaderView:

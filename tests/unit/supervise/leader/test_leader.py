@@ -16,8 +16,7 @@ from forerun.supervise.host_address import Hosts
 from forerun.supervise.leader.leader import Leader
 from forerun.supervise.owner import Owner
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.secret import Secret
-from forerun.supervise.protocol.wire import Line, join
+from forerun.supervise.protocol.wire import Line, Secret, join
 
 pytestmark = pytest.mark.timing
 
@@ -28,7 +27,7 @@ ENOUGH = 30  # beats, in which a leader that does not wait would have sent somet
 
 def starts(attempt: int) -> list[dict[str, Any]]:
     """The orders that start an attempt on two hosts."""
-    return [{"kind": "start", "attempt": attempt, "index": index, "hosts": 2} for index in range(2)]
+    return [{"kind": "StartWorker", "attempt": attempt, "index": index, "hosts": 2} for index in range(2)]
 
 
 class Host:
@@ -39,7 +38,7 @@ class Host:
 
     async def order(self) -> dict[str, Any]:
         """Return the leader's next message that is not a beat."""
-        while (message := await self.line.receive())["kind"] == "beat":
+        while (message := await self.line.receive())["kind"] == "LeaderBeat":
             pass
         return message
 
@@ -48,7 +47,7 @@ class Host:
         found, beats = [], 0
         while beats < ENOUGH and not found:
             message = await self.line.receive()
-            if message["kind"] == "beat":
+            if message["kind"] == "LeaderBeat":
                 beats += 1
             else:
                 found.append(message)
@@ -63,7 +62,7 @@ class Rig:
     async def host(self, index: int) -> Host:
         line = await join(*await asyncio.open_connection("127.0.0.1", self._port), OURS)
         self.lines.append(line)
-        hello = {"kind": "hello", "index": index, "count": 2, "instance": f"{index}", "name": "vm", "pid": 1}
+        hello = {"kind": "Hello", "index": index, "count": 2, "instance": f"{index}", "name": "vm", "pid": 1}
         line.send({**hello, "identity": {}})
         return Host(line)
 
@@ -113,11 +112,11 @@ def test_the_next_attempt_waits_until_every_worker_of_the_last_one_has_ended(tmp
             hosts = [await rig.host(0), await rig.host(1)]
             assert [await host.order() for host in hosts] == starts(1)
             dead, slow = hosts[1 - late], hosts[late]
-            dead.line.send({"kind": "exited", "attempt": 1, "code": 1, "ended": False, "tail": "", "step": 3})
-            assert [await host.order() for host in hosts] == [{"kind": "end", "attempt": 1}] * 2
-            dead.line.send({"kind": "idle", "attempt": 1})
+            dead.line.send({"kind": "Exited", "attempt": 1, "code": 1, "ended": False, "tail": "", "step": 3})
+            assert [await host.order() for host in hosts] == [{"kind": "EndWorker", "attempt": 1}] * 2
+            dead.line.send({"kind": "Idle", "attempt": 1})
             assert await dead.orders_during_beats() == []
-            slow.line.send({"kind": "idle", "attempt": 1})
+            slow.line.send({"kind": "Idle", "attempt": 1})
             assert [await host.order() for host in hosts] == starts(2)
 
     asyncio.run(scenario())
@@ -129,10 +128,10 @@ def test_a_message_with_a_wrong_value_closes_only_its_own_connection(tmp_path: P
         async with leading(tmp_path) as rig:
             hosts = [await rig.host(0), await rig.host(1)]
             assert [await host.order() for host in hosts] == starts(1)
-            hosts[1].line.send({"kind": "exited", "attempt": 1, "code": code, "ended": False, "tail": "", "step": 3})
+            hosts[1].line.send({"kind": "Exited", "attempt": 1, "code": code, "ended": False, "tail": "", "step": 3})
             with pytest.raises(EOFError):
                 await hosts[1].order()
-            assert await hosts[0].order() == {"kind": "end", "attempt": 1}
+            assert await hosts[0].order() == {"kind": "EndWorker", "attempt": 1}
 
     asyncio.run(scenario())
 
@@ -157,7 +156,7 @@ def test_a_leader_writes_what_its_hosts_report(tmp_path: Path) -> None:
             assert [await host.order() for host in hosts] == starts(1)
             for host, step in zip(hosts, (8, 5), strict=True):
                 view = {**worker, "step": step}
-                host.line.send({"kind": "beat", "attempt": 1, "view": view, "facts": {}})
+                host.line.send({"kind": "HostBeat", "attempt": 1, "view": view, "facts": {}})
             async with asyncio.timeout(100):
                 while not file.exists() or [one["step"] for one in json.loads(file.read_text())["hosts"]] != [8, 5]:
                     await asyncio.sleep(0.05)

@@ -16,17 +16,16 @@ from forerun.supervise.console import Console
 from forerun.supervise.host_address import Hosts
 from forerun.supervise.leader.leader_view import Event, LeaderView, update
 from forerun.supervise.leader.listener import MAX_PENDING_CONNECTIONS, Listener
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.secret import Secret
+from forerun.supervise.protocol.messages import Ending
 from forerun.supervise.protocol.tunnel import TunnelExit
-from forerun.supervise.protocol.wire import MAGIC, NONCE_BYTES, join
+from forerun.supervise.protocol.wire import MAGIC, NONCE_BYTES, Secret, join
 
 pytestmark = pytest.mark.timing
 
 OURS = Secret(b"the secret of this run")
 IDENTITY = {"jax": "0.10.2", "job": "1"}
-HELLO = {"kind": "hello", "index": 1, "count": 2, "instance": "1", "name": "vm", "pid": 1, "identity": IDENTITY}
+HELLO = {"kind": "Hello", "index": 1, "count": 2, "instance": "1", "name": "vm", "pid": 1, "identity": IDENTITY}
 
 
 class Picture:
@@ -107,7 +106,7 @@ def test_a_part_of_the_identity_that_only_one_side_has_is_a_difference(identity:
         async with opened() as (picture, port):
             answer = await connect(picture, port, 1, identity)
             assert answer is not None
-            assert (answer["kind"], answer["code"]) == ("over", 2)
+            assert (answer["kind"], answer["code"]) == ("Ending", 2)
             assert answer["what"].endswith(f": {differs}")
             assert picture.view.members == {}
             assert picture.view.mistake is not None
@@ -150,8 +149,8 @@ HOSTILE = {
     "nested": b"[" * 200_000,
     "nested in an object": b'{"kind":' + b"[" * 120_000 + b"]" * 120_000 + b"}",
     "no kind": b"{}",
-    "tunnel without an attempt": b'{"kind":"tunnel"}',
-    "tunnel of an infinite attempt": b'{"kind":"tunnel","attempt":1e999}',
+    "tunnel without an attempt": b'{"kind":"OpenTunnel"}',
+    "tunnel of an infinite attempt": b'{"kind":"OpenTunnel","attempt":1e999}',
     **{
         f"{name} {value}": json.dumps(HELLO)
         .replace(json.dumps({name: HELLO[name]})[1:-1], f'"{name}": {value}')

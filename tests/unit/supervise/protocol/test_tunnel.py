@@ -16,11 +16,10 @@ import pytest
 from forerun.supervise.console import Console
 from forerun.supervise.host_address import Hosts
 from forerun.supervise.leader.listener import Listener
-from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.secret import Secret
+from forerun.supervise.protocol.messages import Ending
 from forerun.supervise.protocol.tunnel import TunnelEntrance, TunnelExit, coordinator_socket, private_folder
-from forerun.supervise.protocol.wire import LENGTH_BYTES, MAC_BYTES, Line, Refused, join
+from forerun.supervise.protocol.wire import LENGTH_BYTES, MAC_BYTES, Line, Refused, Secret, join
 
 pytestmark = pytest.mark.timing
 
@@ -130,7 +129,7 @@ def test_a_worker_of_another_attempt_does_not_reach_the_coordinator(attempt: obj
         async with rig() as made:
             server = await made.start_coordinator()
             line = await made.join()
-            line.send({"kind": "tunnel", "attempt": attempt})
+            line.send({"kind": "OpenTunnel", "attempt": attempt})
             line.send_bytes(b"late")
             with pytest.raises(EOFError):
                 await line.receive_bytes()
@@ -162,7 +161,7 @@ def test_a_changed_frame_does_not_reach_the_coordinator() -> None:
         async with rig() as made:
             server = await made.start_coordinator()
             line = await made.join()
-            line.send({"kind": "tunnel", "attempt": ATTEMPT})
+            line.send({"kind": "OpenTunnel", "attempt": ATTEMPT})
             line.send_bytes(b"genuine")
             assert await line.receive_bytes() == b"genuine"
             line._writer.write((6).to_bytes(LENGTH_BYTES, "big") + bytes(MAC_BYTES) + b"forged")

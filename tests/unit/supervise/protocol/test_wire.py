@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forerun.supervise.protocol.secret import Secret
 from forerun.supervise.protocol.wire import (
     LENGTH_BYTES,
     MAC_BYTES,
@@ -17,6 +16,7 @@ from forerun.supervise.protocol.wire import (
     Line,
     NotForerun,
     Refused,
+    Secret,
     admit,
     join,
 )

@@ -1,1 +1,0 @@
-"""The worker's part of supervision: reports of progress, and stops."""

@@ -8,6 +8,7 @@ docs/reference/error-codes.md.
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -214,7 +215,7 @@ class _Reader:
     function: Function | None = None
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     depth: int = 0
-    resolving: frozenset[str] = frozenset()
+    resolving: frozenset[tuple[Function | None, str]] = frozenset()
 
     def shown_forms(self, node: ast.expr | None) -> tuple[str, ...]:
         """Return the forms of a text. Forms that are only a placeholder count only if there are no others."""
@@ -241,10 +242,12 @@ class _Reader:
                 return self.forms(body) + self.forms(orelse)
             case ast.BoolOp(op=ast.Or(), values=values) | ast.Subscript(value=ast.Dict(values=values)):
                 return tuple(form for value in values for form in self.forms(value))
-            case ast.Subscript(value=ast.Name(id=name)):
-                return self._entries(name) or (_placeholder(node),)
-            case ast.Name(id=name) if name not in self.resolving:
-                return replace(self, resolving=self.resolving | {name})._named(name) or (_placeholder(node),)
+            case ast.Subscript(value=ast.Name(id=name)) if (self.function, name) not in self.resolving:
+                reader = replace(self, resolving=self.resolving | {(self.function, name)})
+                return reader._entries(name) or (_placeholder(node),)
+            case ast.Name(id=name) if (self.function, name) not in self.resolving:
+                reader = replace(self, resolving=self.resolving | {(self.function, name)})
+                return reader._named(name) or (_placeholder(node),)
             case ast.Call() if self.depth < _DEPTH:
                 return self._called(node) or (_placeholder(node),)
         return (_placeholder(node),)
@@ -262,14 +265,24 @@ class _Reader:
             return self.values[name]
         values = [] if self.function is None else _assigned(self.function, name)
         module = self.module if name in self.module.constants else self.module.imported(name)
-        if not values and module is not None:
-            values = [module.constants[name]] if name in module.constants else []
-        forms = tuple(form for value in values for form in self.forms(value))
+        if not values and module is not None and name in module.constants:
+            values = [module.constants[name]]
+        forms: tuple[str, ...] = ()
+        for value in values:
+            if isinstance(value, ast.AugAssign):
+                extended = tuple(form + addition for form in forms for addition in self.forms(value.value))
+                # Below a condition, the text exists with and without the addition.
+                is_always = self.function is not None and value in self.function.body
+                forms = extended if is_always else forms + extended
+            else:
+                forms += self.forms(value)
         if not values and self.function is not None and name in _parameters(self.function) and self.depth < _DEPTH:
             for call, caller in self.module.calls_of(self.function.name):
                 reader = _Reader(self.module, caller, {}, self.depth + 1, self.resolving)
-                values = [value for key, value in _arguments(call, self.function).items() if key == name]
-                forms += tuple(form for value in values for form in reader.forms(value))
+                argument = _arguments(call, self.function).get(name)
+                passed = () if argument is None else reader.forms(argument)
+                forms += tuple(form if has_words(form) else f"<{name.replace('_', ' ')}>" for form in passed)
+            return forms
         return tuple(form for form in forms if has_words(form))
 
     def _called(self, call: ast.Call) -> tuple[str, ...]:
@@ -322,9 +335,9 @@ def _arguments(call: ast.Call, function: Function) -> dict[str, ast.expr]:
     return dict(positional) | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
 
-def _assigned(function: Function, name: str) -> list[ast.expr]:
+def _assigned(function: Function, name: str) -> list[ast.expr | ast.AugAssign]:
     """Return the values that a function assigns to a variable."""
-    values: list[ast.expr] = []
+    values: list[ast.expr | ast.AugAssign] = []
     for node in ast.walk(function):
         match node:
             case (
@@ -333,12 +346,14 @@ def _assigned(function: Function, name: str) -> list[ast.expr]:
                 | ast.NamedExpr(target=ast.Name(id=target), value=value)
             ) if target == name:
                 values.append(value)
+            case ast.AugAssign(target=ast.Name(id=target)) if target == name:
+                values.append(node)
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=elements)):
                 values += [value for t, value in zip(targets, elements, strict=False) if _name_or_text(t) == name]
     return sorted(values, key=_position)
 
 
-def _position(node: ast.expr) -> tuple[int, int]:
+def _position(node: ast.expr | ast.AugAssign) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
@@ -359,14 +374,20 @@ def _combined(pieces: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _placeholder(node: ast.expr) -> str:
-    """Return the placeholder of a value that is known only at run time: the last name in its expression."""
+    """Return the placeholder of a value that is known only at run time.
+
+    It is the name of the function of forerun that is called, else the last name in the expression.
+    """
     called = {id(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
     names = [part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)]
     names = [part for part in names if id(part) not in called] or names
     if not names:
         return "<...>"
-    last = max(names, key=lambda part: (part.end_lineno or 0, part.end_col_offset or 0))
-    label = last.id if isinstance(last, ast.Name) else last.attr
+    last: ast.expr = max(names, key=lambda part: (part.end_lineno or 0, part.end_col_offset or 0))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        is_own = node.func.id.islower() and node.func.id not in {*vars(builtins), "clean", "redact", "shortened"}
+        last = node.func if is_own else last
+    label = last.id if isinstance(last, ast.Name) else getattr(last, "attr", "...")
     if label in _SHORT_NAMES and isinstance(last, ast.Attribute) and isinstance(last.value, ast.Name):
         label = f"{last.value.id} {label}" if last.value.id != "self" else label
     return f"<{label.strip('_').replace('_', ' ').lower()}>"

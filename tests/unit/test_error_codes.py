@@ -272,6 +272,7 @@ def fail(name, why):
         fix, meant = f"write {name}", 1
     else:
         fix, meant = "remove it", 2
+    fix += "; then retry"
     raise UserError("E-TEST-001", what, why=why, fix=fix)
 
 
@@ -282,7 +283,7 @@ def caller():
     assert texts(tmp_path, body) == (
         ("data is bad", "model is bad"),
         ("a reason", "another reason"),
-        ("write data", "write model", "remove it"),
+        ("write data; then retry", "write model; then retry", "remove it; then retry"),
     )
 
 
@@ -299,7 +300,7 @@ def fail(text):
     what, why, fix = texts(tmp_path, body)
     assert what == ("more <text>",)
     assert "end" in why
-    assert fix == ("<text>",)
+    assert fix == ("<fix of>",)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ def region_of(zone: str) -> str:
     return zone.rsplit("-", 1)[0]
 
 
+# ---- account, project and APIs ----
+
 REQUIRED_APIS = ("compute.googleapis.com", "storage.googleapis.com")
 TPU_API = "tpu.googleapis.com"
 TUNNEL_API = "iap.googleapis.com"
@@ -98,6 +100,8 @@ def check_apis(rest: Rest, need: CloudNeed) -> Iterator[CloudFinding]:
             fix = f"gcloud services enable {service} --project {rest.project}"
             yield CloudFinding(name, "FAIL", "not enabled", fix)
 
+
+# ---- permissions ----
 
 # Permissions by the role that contains them and that is the smallest predefined one.
 TPU_ROLES: Mapping[str, Sequence[str]] = {
@@ -191,6 +195,8 @@ def check_host_account(rest: Rest, need: CloudNeed) -> CloudFinding:
     return CloudFinding("host account", "warn", f"{account} lacks {', '.join(missing)}", "; ".join(grants))
 
 
+# ---- bucket ----
+
 BUCKET_PERMISSIONS = (
     "storage.objects.create",
     "storage.objects.get",
@@ -248,6 +254,8 @@ def place_finding(need: CloudNeed, location: str) -> CloudFinding:
     fix = f"use a bucket in {far[0]}, or zones near {where}: --zones; traffic between regions is billed"
     return CloudFinding("bucket", "warn", f"{name} is in {where}, and the slice may be in {', '.join(far)}", fix)
 
+
+# ---- network ----
 
 ANYWHERE = "0.0.0.0/0"
 TUNNEL_RANGE = "35.235.240.0/20"  # the addresses from which Identity-Aware Proxy connects
@@ -334,6 +342,8 @@ def _has_port(entries: Sequence[Mapping[str, Any]], port: int) -> bool:
     return False
 
 
+# ---- boot disk ----
+
 DEFAULT_GIB = 100  # of the images of the Cloud TPU API
 SYSTEM_GIB = 30  # an estimate: the image, Python and its packages, and the compile cache
 COPIES = 2  # the data itself, and the tokens that are made of it
@@ -357,6 +367,8 @@ def bytes_at(rest: Rest, address: str) -> int:
     pages = rest.pages("storage", f"b/{parsed.bucket}/o", {"prefix": prefix, "fields": "items(size),nextPageToken"})
     return sum(int(one.get("size") or 0) for page in pages for one in page.get("items") or ())
 
+
+# ---- quota ----
 
 # How the names of limits contain the generation: TPUV6EPreemptiblePerProjectPerRegionForTPUAPI.
 _GENERATIONS = {
@@ -510,6 +522,9 @@ def _gpu_quota(rest: Rest, need: CloudNeed) -> Iterator[CloudFinding]:
             yield CloudFinding(name, "FAIL", text, f"request more: {REQUEST_PAGE}?project={rest.project}")
         else:
             yield CloudFinding(name, "ok", f"{metric}: {free:.0f} free, needs {machine.chips}")
+
+
+# ---- all checks, in the order in which problems are fixed ----
 
 
 def cloud_checks(

@@ -89,6 +89,8 @@ def require_slice(launch: Launch, scheduler: str, names: Callable[[str], str | N
     return launch.slice, name
 
 
+# ---- the folder of a launch ----
+
 Scheduler = Literal["gke", "skypilot", "slurm"]
 LOCK = "requirements.lock"
 SECRET = "secret"
@@ -196,6 +198,8 @@ def _write_secret(path: Path, content: bytes) -> None:
     except FileExistsError:
         path.chmod(0o600)
 
+
+# ---- GKE ----
 
 # The label cloud.google.com/gke-tpu-accelerator of node pools.
 ACCELERATORS = {
@@ -322,6 +326,8 @@ def dockerfile(wheel: str, lock: str, python: str) -> str:
     )
 
 
+# ---- SkyPilot ----
+
 RESTARTS_ON_ERRORS = 3  # preemptions are not counted
 
 
@@ -364,6 +370,9 @@ def task(launch: Launch, wheel: str, lock: str, python: str) -> str:
 def skypilot_accelerator(slice_name: str) -> str:
     """Return SkyPilot's name of a slice: `v5e-8` is `tpu-v5litepod-8`."""
     return f"tpu-{slice_name.replace('v5e-', 'v5litepod-')}:1"
+
+
+# ---- Slurm ----
 
 
 def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
@@ -422,6 +431,9 @@ def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+# ---- YAML ----
 
 
 class BlockDumper(yaml.SafeDumper):

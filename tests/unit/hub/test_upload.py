@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -12,10 +16,11 @@ from error_assertions import assert_error
 from huggingface_hub import constants
 from huggingface_hub.utils import http_backoff
 from recording_reporter import RecordingReporter
-from upload_server import UploadServer
+from upload_server import UploadServer, _UploadHandler
 
 from forerun.errors import UserError
 from forerun.hub.upload import push_folder
+from forerun.safe_text import safe_streams
 
 # The hub's client passes the body of an upload to a parameter that its HTTP library has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -38,17 +43,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "export"
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadServer]:
-    (tmp_path / "hub").mkdir()
-    with UploadServer(tmp_path / "hub", owners={TOKEN: "ada"}) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # its storage has another protocol
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+@contextmanager
+def connected(server: UploadServer) -> Iterator[UploadServer]:
+    """Run the server, and make the client use it."""
+    with server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", server.endpoint)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # its storage has another protocol
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setenv("HF_TOKEN", TOKEN)
         huggingface_hub.utils.disable_progress_bars()
         yield server
         huggingface_hub.utils.enable_progress_bars()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[UploadServer]:
+    (tmp_path / "hub").mkdir()
+    with connected(UploadServer(tmp_path / "hub", owners={TOKEN: "ada"})) as server:
+        yield server
 
 
 def on_hub(hub: UploadServer, name: str = "ada/model") -> dict[str, bytes]:
@@ -152,3 +164,143 @@ def test_what_is_checked_before_anything_is_sent(
         push_folder(folder, "ada/model")
     assert_error(raised.value, "E-HUB-051")
     assert hub.requests == []
+
+
+# ---- A hub that answers wrongly: every answer ends in success or in an error code ----
+
+ROUTES = {
+    "info": r"/api/models/ada/model",
+    "create": r"/api/repos/create",
+    "preupload": r".*/preupload/main",
+    "batch": r".*/objects/batch",
+    "commit": r".*/commit/main",
+}
+BODIES = {
+    "html": b"<html>Log in to the network</html>",
+    "null": b"null",
+    "list": b"[]",
+    "text": b'"x"',
+    "empty object": b"{}",
+    "nulls": b'{"siblings": [null], "files": [null], "objects": [null], "commitOid": null, "url": null, "id": null}',
+    "wrong types": b'{"siblings": 5, "files": "x", "objects": 7, "commitOid": [], "commitUrl": {}, "url": 1, "id": []}',
+}
+
+
+class HostileHub(UploadServer):
+    """A hub that replaces the answers of one route.
+
+    Attributes:
+      answers: the body of an answer, by the expression of its path.
+      siblings: further files that the repository lists.
+      ignored: files that the hub tells the client to ignore.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, owners={TOKEN: "ada"})
+        self.answers: dict[str, bytes] = {}
+        self.siblings: list[dict[str, Any]] = []
+        self.ignored: set[str] = set()
+        hub = self
+
+        class Handler(_UploadHandler):
+            server_hub = hub
+
+            def _head(self, status: int, headers: Any, *more: Any) -> None:
+                body = self._forged()
+                changed = {} if body is None else {"Content-Length": str(len(body))}
+                super()._head(status if body is None else 200, {**headers, **changed}, *more)
+                if body is not None:
+                    self.wfile.write(body)
+                    self.wfile = _Sink()  # the true body
+                    self.close_connection = True
+
+            def _forged(self) -> bytes | None:
+                path = self.path.partition("?")[0]
+                return next((body for route, body in hub.answers.items() if re.fullmatch(route, path)), None)
+
+            def _info(self, repository: str, branch: str) -> dict[str, Any]:
+                info = super()._info(repository, branch)
+                return info | {"siblings": [*info["siblings"], *hub.siblings]}
+
+            def _mode(self, path: str) -> dict[str, Any]:
+                return super()._mode(path) | {"shouldIgnore": path in hub.ignored}
+
+        self._server.RequestHandlerClass = Handler
+
+
+class _Sink:
+    def write(self, content: bytes) -> int:
+        return len(content)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    closed = False
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostileHub]:
+    (tmp_path / "hub").mkdir()
+    monkeypatch.setitem(http_backoff.__kwdefaults__, "max_retries", 0)
+    server = HostileHub(tmp_path / "hub")
+    with connected(server):
+        yield server
+
+
+def error_code_of_push(folder: Path) -> str | None:
+    """Print the result of an upload. Return the code of its error, or None."""
+    try:
+        print(push_folder(folder, "ada/model"))
+    except UserError as error:
+        print(error)
+        return error.code
+    return None
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+def test_wrong_answers_have_an_error_code(hostile: HostileHub, folder: Path, route: str, body: bytes) -> None:
+    hostile.answers[route] = body
+    code = error_code_of_push(folder)
+    if code is None:  # the client did not need what is wrong in the answer
+        assert on_hub(hostile) == FILES
+    else:
+        assert code in {"E-HUB-053", "E-HUB-056", "E-HUB-063", "E-HUB-064"}
+
+
+def test_files_that_the_hub_ignores_are_an_error(hostile: HostileHub, folder: Path) -> None:
+    hostile.ignored = {"model-00001-of-00002.safetensors"}
+    with pytest.raises(UserError) as raised:
+        push_folder(folder, "ada/model")
+    assert_error(raised.value, "E-HUB-063", what="ada/model", why="model-00001-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_listed_names_outside_of_the_folder_are_not_read(
+    hostile: HostileHub, folder: Path, tmp_path: Path, absolute: bool
+) -> None:
+    """A hub that lists a file of this computer with its true digest must not learn that it exists."""
+    push_folder(folder, "ada/model")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"key")
+    name = str(secret) if absolute else "../secret"
+    blob = hashlib.sha1(b"blob 3\0key").hexdigest()
+    hostile.siblings = [{"rfilename": name, "size": 3, "blobId": blob}]
+    with pytest.raises(UserError) as raised:
+        push_folder(folder, "ada/model")
+    assert_error(raised.value, "E-HUB-053", why=name)
+
+
+def test_a_commit_name_with_control_characters_is_printed_as_escapes(
+    hostile: HostileHub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"success": True, "commitOid": "\x1b[2J", "commitUrl": f"{hostile.endpoint}/ada/model/commit/x"}
+    push_folder(folder, "ada/model")
+    hostile.answers[ROUTES["commit"]] = json.dumps(answer).encode()
+    (folder / "README.md").write_bytes(b"# other\n")
+    with safe_streams():
+        assert error_code_of_push(folder) in {"E-HUB-053", "E-HUB-063"}
+    assert "\x1b" not in capsys.readouterr().out

@@ -22,7 +22,7 @@ class LedgerAttempt:
     """An attempt as this machine knows it.
 
     Attributes:
-      entry: its price, limit and resource. An entry of the record was checked before (`adoption.py`).
+      entry: its price, limit and resource. An entry of the record was checked before (`observation.adopted`).
       ready_at: since when it is billed.
       seen_at: when a controller of this machine saw its slice ready for the last time.
       end: its end, after a controller of this machine has verified that the slice is gone.

@@ -31,7 +31,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.compiler import CompilerFailure, verdict
 from forerun.planner.compile.fork_server import fork_server
-from forerun.planner.search.search_ending import SearchEnding, ending_of
+from forerun.planner.search.outcome import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
 from forerun.planner.search.strategy import Outcome, Strategy
 from forerun.resolve.resolved_job import ResolvedJob

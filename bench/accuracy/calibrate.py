@@ -26,7 +26,7 @@ from runs import Run, runs
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.chip_model import CALIBRATED, assumed
+from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.prediction import tpu_simulation
 
 # Standard deviations of log(factor) before any run is known: matmuls are known from dumped code, links and hosts from
@@ -53,7 +53,7 @@ class Slopes:
 def slopes_of(run: Run) -> Slopes:
     """Simulate a run with and without a small factor for each part. Larger factors are extrapolated."""
     module, slice = parse(gzip.decompress(scheduled_path(run).read_bytes()).decode()), slice_named(run.slice)
-    simulation, machine = tpu_simulation(module, slice), assumed(slice.chip)
+    simulation, machine = tpu_simulation(module, slice), chip_model_of(slice.chip)
 
     def log_error(**shares: float) -> float:
         return math.log(simulation.on(machine.with_shares(**shares)).run().seconds / run.seconds)
@@ -106,22 +106,18 @@ def summary(errors: Sequence[float]) -> str:
 def main() -> int:
     chosen = [run for run in (*runs(), *development_runs()) if not run.unlike and scheduled_path(run).exists()]
     found = [slopes_of(run) for run in chosen if not recomputed(run)]
-    now: list[float] = []
     before: list[float] = []
     after: list[float] = []
     for generation in sorted({one.run.generation for one in found}):
         some = [one for one in found if one.run.generation == generation]
         factors = factors_of(some)
-        committed = np.log([CALIBRATED.get(generation, {}).get(part, 1.0) for part in PRIOR])
         print(generation, len(some), {n: round(math.exp(f), 3) for n, f in zip(PRIOR, factors, strict=True)})
         alone = left_out(some)
         for one, error in zip(some, alone, strict=True):
             values = (one.error, one.error_with(factors), error)
             print(f"  {one.run.name:48} " + " -> ".join(f"{math.expm1(value):+7.1%}" for value in values))
-        now += [one.error_with(committed) for one in some]
         before, after = [*before, *(one.error for one in some)], [*after, *alone]
     print("without factors:", summary(before))
-    print("with the factors of chip_model.py:", summary(now))
     print("with factors from the other families:", summary(after))
     return 0
 

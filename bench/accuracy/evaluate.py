@@ -17,7 +17,7 @@ from runs import Run, runs
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.prediction import step_time
 from forerun.planner.time.simulation import Simulation
@@ -29,7 +29,9 @@ def replayed(run: Run) -> dict[str, Any]:
     module, slice = parse(scheduled), slice_named(run.slice)
     step = step_time(module, slice)
     return {
-        "uncalibrated_seconds": Simulation(module, assumed(slice.chip), slice.chip.name, Torus.of(slice)).run().seconds,
+        "uncalibrated_seconds": Simulation(module, chip_model_of(slice.chip), slice.chip.name, Torus.of(slice))
+        .run()
+        .seconds,
         "seconds": step.mid_seconds,
         "low_seconds": step.low_seconds,
         "high_seconds": step.high_seconds,

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import Instruction, Module, parse
-from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.collectives.collective_cost import CollectiveCost, stated_strategy
 from forerun.planner.time.collectives.replica_groups import replica_groups
 from forerun.planner.time.collectives.torus import Torus
@@ -95,7 +95,7 @@ def test_strategy_and_time(
     stated = stated_strategy(x.attributes)
     assert (sorted(stated.phases) if stated else None) == (sorted(phases) if phases else None)
     on = slice_named(name)
-    machine = assumed(on.chip)
+    machine = chip_model_of(on.chip)
     computation = next(one for one in module.computations.values() if x.name in one.by_name)
     cost = CollectiveCost(module, machine, Torus.of(on))
     seconds = cost.seconds(computation, x, scattered=op == "reduce-scatter")
@@ -117,7 +117,7 @@ def test_tpu7x_offloads_collectives_to_sparse_cores() -> None:
     assert x.attributes.count("phase_rings") == 2, "one axis: one ring in each direction"
     assert len(replica_groups(x)[0]) == 4
     on = slice_named("tpu7x-4x4x4")
-    machine, computation = assumed(on.chip), next(c for c in module.computations.values() if x.name in c.by_name)
+    machine, computation = chip_model_of(on.chip), next(c for c in module.computations.values() if x.name in c.by_name)
     seconds = CollectiveCost(module, machine, Torus.of(on)).seconds(computation, x, offloaded=True)
     both_cores = 2 * 3 / 2 * PART
     assert mesh.size == 128

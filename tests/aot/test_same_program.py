@@ -20,8 +20,8 @@ from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import parse
-from forerun.planner.time.calibration import calibration
 from forerun.planner.time.prediction import step_time
+from forerun.planner.time.step_time import calibration
 from forerun.program.build import program_hash
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile_step import CompiledStep

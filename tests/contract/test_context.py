@@ -22,8 +22,8 @@ from forerun.nn import sharding
 from forerun.nn.compute import Compute
 from forerun.nn.context import SequenceSplit
 from forerun.nn.sharding import by_hand
-from forerun.objectives.batch import PAIRS, REFERENCE, max_pairs
 from forerun.objectives.next_token import NextToken
+from forerun.objectives.pairs import PAIRS, REFERENCE, max_pairs
 from forerun.objectives.preference import Preference
 from forerun.program.build import make_mesh, program_of
 from forerun.resolve.resolved_job import ResolvedJob

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
-from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
 from forerun.config.optimizer import Optimizer as Optimizer
@@ -38,6 +37,17 @@ Device = Literal["tpu", "gpu", "cpu"]
 EightBits = Literal["int8", "fp8"]
 DType = Literal["bfloat16", "float32"]
 Sequences = Annotated[int, Field(gt=0, le=10**7)]  # limited, because the divisors of a batch are enumerated
+
+OptionValue = Annotated[bool | int | float | str | None, Field(union_mode="left_to_right")]
+
+_OPTION_NAME = re.compile(r"xla_[a-z0-9_]{2,120}")
+# Compiler options that a job must not set, each with the reason. A pattern is searched in the name.
+_REFUSED_OPTIONS = (
+    (r"dump", "it writes files"),
+    (r"_(file|files|path|dir|directory|folder)(_|$)|_data_dir|load_ptx|extra_flags", "it names files or programs"),
+    (r"excess_precision|fast_m|approximate|stochastic|bf16|bfloat16|_fp8|_f8|reduced_precision", "it changes results"),
+    (r"inject|ignore_errors|disable_hlo_passes|enable_hlo_passes|_for_testing|_test_only", "it is for compiler tests"),
+)
 
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
@@ -317,7 +327,21 @@ class Job(Section):
     @field_validator("compiler_options")
     @classmethod
     def _compiler_flags(cls, options: dict[str, OptionValue]) -> dict[str, OptionValue]:
-        require_compiler_flags(options)
+        """Raise unless all names are compiler flags that change only how fast a program runs."""
+        for name in options:
+            if not _OPTION_NAME.fullmatch(name):
+                raise JobValueError(
+                    "E-JOB-153",
+                    f"compiler_options: {name!r} is not the name of a compiler option",
+                    fix="write it as xla_..., without dashes",
+                )
+            for pattern, reason in _REFUSED_OPTIONS:
+                if re.search(pattern, name):
+                    raise JobValueError(
+                        "E-JOB-154",
+                        f"compiler_options.{name}: {reason}",
+                        fix="remove it, or set it in the environment for one command",
+                    )
         return options
 
     @model_validator(mode="after")

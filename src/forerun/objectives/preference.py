@@ -19,8 +19,9 @@ from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
 from forerun.nn.weights.lowrank import bare
 from forerun.objectives.base import Plain, Sums, WithCompanion, at_rest
-from forerun.objectives.batch import PAIRS, REFERENCE, Batch, max_pairs
+from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import token_nats
+from forerun.objectives.pairs import PAIRS, REFERENCE, max_pairs
 
 ACCURACY = "rewards/accuracies"  # share of pairs with a positive margin
 

@@ -16,8 +16,7 @@ from forerun.checkpoint import hosts
 from forerun.checkpoint.parts import Attach
 from forerun.checkpoint.store import CheckpointStore, Retention
 from forerun.data.order.ledger import Ledger
-from forerun.planner.cost.job_cost import ASSUMPTIONS
-from forerun.planner.cost.save_interval import WASTE, aligned, best_interval, lost_share
+from forerun.planner.cost.job_cost import ASSUMPTIONS, WASTE, aligned, best_interval, lost_share
 from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.reporter import SILENT, Reporter

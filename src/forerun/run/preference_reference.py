@@ -26,7 +26,8 @@ from forerun.data.order.pairs import PairReferences, Pairs
 from forerun.data.order.rows import PackedRows
 from forerun.errors import UserError
 from forerun.files import atomic_write
-from forerun.objectives.batch import PAIRS, Batch
+from forerun.objectives.batch import Batch
+from forerun.objectives.pairs import PAIRS
 from forerun.objectives.preference import Preference
 from forerun.program.build import Program
 from forerun.program.compiler_options import compile_lowered

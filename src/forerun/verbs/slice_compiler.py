@@ -36,7 +36,7 @@ class SliceCompiler:
         self._judge: Callable[..., FitResult] = cached_fit_result if use_cache else verdict
         self._calibration = None
         if calibrate:
-            from forerun.planner.time.calibration import calibration
+            from forerun.planner.time.step_time import calibration
 
             self._calibration = calibration(list(calibrate))
 

@@ -148,7 +148,7 @@ def test_an_outline_stands_for_a_model_that_does_not_exist(checkpoint: str, tmp_
     written = job(model=str(tmp_path / "runs" / "job-sft" / "model"))
     with pytest.raises(UserError):
         resolve_model(written)
-    resolved = resolve_model(written, ModelOutline(Path(checkpoint), "result of stage sft"))
+    resolved = resolve_model(written, ModelOutline(Path(checkpoint), "stage sft"))
     assert isinstance(resolved.config, DecoderConfig)
     assert (resolved.config.layers, resolved.vocab) == (LLAMA["num_hidden_layers"], LLAMA["vocab_size"])
     assert resolved.job.model.name == written.model.name
@@ -156,7 +156,7 @@ def test_an_outline_stands_for_a_model_that_does_not_exist(checkpoint: str, tmp_
 
 
 def test_an_outline_reaches_the_process_that_compiles(checkpoint: str, tmp_path: Path) -> None:
-    outline = ModelOutline(Path(checkpoint), "result of stage sft")
+    outline = ModelOutline(Path(checkpoint), "stage sft")
     resolved = resolve_model(job(model=str(tmp_path / "later")), outline)
     received = from_json(CompileRequest(resolved, slice_named("v5e-1")).to_json())
     assert received.resolved == resolved
@@ -167,5 +167,5 @@ def test_an_error_about_an_outline_names_the_stage(checkpoint: str, tmp_path: Pa
     content = json.loads((tmp_path / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(content | {"hidden_size": "wide"}), "utf-8")
     with pytest.raises(UserError) as refused:
-        resolve_model(job(model=str(tmp_path / "later")), ModelOutline(Path(checkpoint), "result of stage sft"))
-    assert "result of stage sft" in str(refused.value)
+        resolve_model(job(model=str(tmp_path / "later")), ModelOutline(Path(checkpoint), "stage sft"))
+    assert "stage sft" in str(refused.value)

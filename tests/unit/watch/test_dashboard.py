@@ -121,7 +121,7 @@ def test_many_hosts_are_the_slowest_ones(run: WrittenRun) -> None:
     run.write("hosts.json", {"hosts": hosts})
     lines = printed(read_run(run.path), 80, 40)
     assert [line.split()[0] for line in lines if line.startswith("vm-")] == [f"vm-{n}" for n in range(31, 23, -1)]
-    assert "24 other hosts" in lines
+    assert any("24 other hosts" in line for line in lines)
 
 
 def test_a_chart_has_its_points_where_they_belong() -> None:

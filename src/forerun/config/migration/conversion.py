@@ -190,18 +190,6 @@ def flag(key: str, true: Any, false: Any, note: str = "") -> Convert:
     return convert
 
 
-def choice(key: str, values: Mapping[str, Any], note: str = "", otherwise: str = "") -> Convert:
-    """Return a conversion of a name to a value of a key."""
-
-    def convert(value: Any, _: ForeignValues) -> Conversion:
-        found = values.get(str(value).lower())
-        if found is None:
-            return unsupported(otherwise or f"known values: {', '.join(values)}")
-        return to(key, found, note)
-
-    return convert
-
-
 def nothing(reason: str) -> Convert:
     """Return a conversion of a key that forerun does not need."""
     return lambda value, _: unneeded(reason)

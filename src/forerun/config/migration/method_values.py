@@ -170,16 +170,6 @@ def template(value: Any, given: ForeignValues) -> Conversion:
     return unsupported("the template of the checkpoint is used; for another one, write a Jinja file")
 
 
-def loss_on_inputs(value: Any, given: ForeignValues) -> Conversion:
-    """Convert whether prompts have loss."""
-    return to("data.loss_on", "all" if flag_in(value) else "answers")
-
-
-def answers_only(value: Any, given: ForeignValues) -> Conversion:
-    """Convert whether only the assistant's messages or the completion have loss."""
-    return to("data.loss_on", "answers" if flag_in(value) else "all")
-
-
 def system_prompt(value: Any, given: ForeignValues) -> Conversion:
     """Convert a system prompt for all conversations."""
     if accepts({"data.system": str(value)}):

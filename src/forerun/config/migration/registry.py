@@ -209,9 +209,10 @@ DATA = (
     ForeignKey("truncation_mode", "TRL", "data.too_long",
                lambda value, _: same("data.too_long")(value, _) if value in ("keep_start", "keep_end")
                else unsupported("data.too_long is keep_start or keep_end"), "keep_start"),
-    ForeignKey("train_on_inputs train_on_prompt", AXOLOTL, "data.loss_on", m.loss_on_inputs, False),
+    ForeignKey("train_on_inputs train_on_prompt", AXOLOTL, "data.loss_on",
+               flag("data.loss_on", "all", "answers"), False),
     ForeignKey("assistant_only_loss completion_only_loss train_on_completions_only train_on_responses_only", "TRL",
-               "data.loss_on", m.answers_only, True),
+               "data.loss_on", flag("data.loss_on", "answers", "all"), True),
     ForeignKey("max_samples max_train_samples num_train_samples train_samples", SCRIPTS, "data.limit",
                lambda value, given: v.to_if_accepted("data.limit", value, "name a part of the files in data.path"),
                1000),

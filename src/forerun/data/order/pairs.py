@@ -28,7 +28,7 @@ from forerun.data.order.packing import (
 )
 from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets, lay_out_rows
 from forerun.errors import UserError
-from forerun.objectives.batch import PAIRS, REFERENCE, ROOM, max_pairs
+from forerun.objectives.pairs import PAIRS, REFERENCE, ROOM, max_pairs
 
 
 class Pairs:

@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 
 from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.cost.job_cost import ASSUMPTIONS, Assumptions, Saves, saves_of
-from forerun.planner.cost.save_interval import young_daly
+from forerun.planner.cost.job_cost import ASSUMPTIONS, Assumptions, Saves, saves_of, young_daly
 
 DAY_SECONDS = 86_400.0
 

@@ -16,11 +16,13 @@ from forerun.hardware.prices import Price, cheapest, check_providers, check_zone
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest, Impossible
-from forerun.planner.cost.save_interval import aligned, best_interval
 from forerun.planner.time.chip_model import host_bytes_per_second
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import Bytes, Seconds
 
+SAVES = 10  # saves per run, if they are cheap
+CHEAP = 0.01  # saves are cheap if their pauses take at most this share of the time
+WASTE = 0.05  # share of the time; an interval that wastes more gets a warning
 # Largest ratio of (save interval + restart) to the mean time between preemptions. Above it, a run hardly ever reaches
 # its next save.
 HOPELESS = 20
@@ -75,16 +77,16 @@ class Assumptions:
 ASSUMPTIONS = Assumptions()
 
 
-def assumption_rows(assumptions: Assumptions = ASSUMPTIONS) -> list[tuple[str, str, str, str]]:
+def assumption_rows() -> list[tuple[str, str, str, str]]:
     """Return (name, value with its unit, meaning, source) of each assumption, for reports."""
     return [
         (
             one.name,
-            _with_unit(getattr(assumptions, one.name), one.metadata["unit"]),
+            _with_unit(getattr(ASSUMPTIONS, one.name), one.metadata["unit"]),
             one.metadata["meaning"],
             one.metadata["source"],
         )
-        for one in fields(assumptions)
+        for one in fields(ASSUMPTIONS)
     ]
 
 
@@ -186,22 +188,16 @@ class JobCost:
         return max_usd is None or any(offer.usd.mid <= max_usd for offer in offers)
 
 
-def job_cost_of(verdict: FitResult, tariff: Tariff, assumptions: Assumptions = ASSUMPTIONS) -> JobCost | None:
-    """Return the time and cost of a job, or None if it does not fit: then its step time is unknown.
-
-    Args:
-        verdict: The result of compiling the job for a slice.
-        tariff: Zone and prices.
-        assumptions: Times of starts, saves and preemptions.
-    """
+def job_cost_of(verdict: FitResult, tariff: Tariff) -> JobCost | None:
+    """Return the time and cost of a job, or None if it does not fit: then its step time is unknown."""
     if verdict.step is None:
         return None
     job = verdict.question.job
     assert job.steps is not None, "a question's job is resolved"
-    saves = saves_of(verdict, assumptions)
+    saves = saves_of(verdict)
     # The run stops if one of its slices is preempted.
     slices = verdict.question.mesh_shape().slices
-    assumptions = replace(assumptions, preemptions_per_hour=assumptions.preemptions_per_hour * slices)
+    assumptions = replace(ASSUMPTIONS, preemptions_per_hour=ASSUMPTIONS.preemptions_per_hour * slices)
     run = RunCost(job.steps, saves, assumptions)
     best = RunCost(job.steps, saves_of(verdict, assumptions, best=True), assumptions)
     hours = over_step(verdict, lambda step: run.seconds(step) / 3600)
@@ -377,3 +373,52 @@ def _require_one_host(one: Slice) -> None:
             why="one process writes the teacher's logits, with all devices of its host",
             fix="--on v6e-8; training can read the folder on any slice",
         )
+
+
+# ---- The number of steps between checkpoints: the default of `checkpoint.every`, and the cost of other values ----
+
+
+def best_interval(
+    steps: int, step_seconds: float, *, pause_seconds: float, write_seconds: float, between_seconds: float
+) -> int:
+    """Return the number of steps between saves that loses the least time.
+
+    This is the interval of Young and Daly: sqrt(2 x pause of a save x mean time between failures). Two limits apply. No
+    save begins before the previous one is written. A short run saves ten times if that costs at most 1 % of its time.
+
+    Args:
+        steps: Number of steps of the run.
+        step_seconds: Time of one step.
+        pause_seconds: Time for which a save stops the run.
+        write_seconds: Time to write the save afterwards, while the run continues.
+        between_seconds: Mean time between failures.
+    """
+    daly = _young_daly_seconds(pause_seconds, write_seconds, between_seconds)
+    short = max(steps / SAVES * step_seconds, pause_seconds / CHEAP, write_seconds)
+    return max(1, min(steps, round(min(daly, short) / step_seconds)))
+
+
+def young_daly(step_seconds: float, *, pause_seconds: float, write_seconds: float, between_seconds: float) -> int:
+    """Return the number of steps between saves that loses the least time in a run of any length."""
+    return max(1, round(_young_daly_seconds(pause_seconds, write_seconds, between_seconds) / step_seconds))
+
+
+def _young_daly_seconds(pause_seconds: float, write_seconds: float, between_seconds: float) -> float:
+    return max(math.sqrt(2 * pause_seconds * between_seconds), write_seconds)
+
+
+def lost_share(
+    every: int, step_seconds: float, *, pause_seconds: float, write_seconds: float, between_seconds: float
+) -> float:
+    """Return the share of the time that is lost to saves and to steps repeated after failures."""
+    interval = every * step_seconds
+    stall = pause_seconds + max(0.0, write_seconds - interval)
+    return stall / interval + interval / (2 * between_seconds)
+
+
+def aligned(job: Job, every: int) -> int:
+    """Return the interval, rounded up to a multiple of the evaluation interval if the best checkpoints are kept."""
+    if not (job.checkpoint.keep_best and job.data.validation):
+        return every
+    evaluations = job.validation.every or job.checkpoint.evaluation_steps
+    return -(-every // evaluations) * evaluations

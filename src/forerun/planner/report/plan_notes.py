@@ -9,8 +9,7 @@ from forerun.hardware.device_memory import memory_share
 from forerun.hardware.prices import GOOGLE_CLOUD
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.failures import DAY_SECONDS, failures_of
-from forerun.planner.cost.job_cost import JobCost, Offer, Tariff
-from forerun.planner.cost.save_interval import WASTE
+from forerun.planner.cost.job_cost import WASTE, JobCost, Offer, Tariff
 from forerun.planner.report.formatting import UNCERTAIN, seconds_text
 from forerun.units import Seconds
 

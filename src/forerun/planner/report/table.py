@@ -82,16 +82,22 @@ def print_table(
     ascii_only = not console.encoding.lower().startswith("utf")
     layouts = _layouts(_columns(verdicts, tariff), ascii_only)
     tables = [_table(layout, rows, ascii_only, impossible) for layout in layouts]
+    chosen = print_widest(console, title, tables)
+    has_bar = any(column.key == BAR for column in layouts[chosen].columns)
+    console.print(
+        "", _notes(rows, tariff, ascii_only if has_bar else None, [*(one.text for one in impossible), *notes]), sep="\n"
+    )
+
+
+def print_widest(console: Console, title: str, tables: Sequence[Table]) -> int:
+    """Print a title and the first table that the console has space for, or the last one. Return its index."""
     roomy = console.options.update(width=1000)
     widths = [console.measure(table, options=roomy).maximum for table in tables]
     chosen = next((n for n, width in enumerate(widths) if width <= console.width), len(tables) - 1)
     console.width = max(console.width, widths[chosen])  # prefer a wrapped line to a truncated figure
     console.print(Text(title, style="bold"), "", sep="\n")
     console.print(tables[chosen])
-    has_bar = any(column.key == BAR for column in layouts[chosen].columns)
-    console.print(
-        "", _notes(rows, tariff, ascii_only if has_bar else None, [*(one.text for one in impossible), *notes]), sep="\n"
-    )
+    return chosen
 
 
 def _columns(verdicts: Sequence[FitResult], tariff: Tariff) -> list[Column]:

@@ -1,30 +1,114 @@
-"""The outcome of a search: the ranking as text, as JSON and as a job file."""
+"""The outcome of a search: why it stopped, and the ranking as text, as JSON and as a job file."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from forerun.errors import UserError
+from forerun.hardware.prices import GOOGLE_CLOUD
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.report.formatting import seconds_text
+from forerun.planner.report.formatting import gib_text, hours_text, rate_text, seconds_text
 from forerun.planner.report.plan_json import as_json as slices_json
+from forerun.planner.report.table import print_widest
 from forerun.planner.search import job_file
-from forerun.planner.search.ranking import RankedPlan, equal_slices, ranked
-from forerun.planner.search.scoreboard import candidate_counts, print_ranking
-from forerun.planner.search.search_ending import SearchEnding
-from forerun.planner.search.space import Candidate, Space
-from forerun.planner.search.strategy import Goal, Outcome
+from forerun.planner.search.ranking import RankedPlan, equal_slices, ranked, shown
+from forerun.planner.search.regression import Estimate
+from forerun.planner.search.space import Candidate, Space, remat_text
+from forerun.planner.search.strategy import Goal, Known, Outcome, Rejection, Strategy
 from forerun.units import GIB, Bytes, Seconds, Usd
 
 Adjust = Callable[[FitResult], FitResult]
+Cause = Literal["all compiled", "bound", "prediction", "limit", "interrupted"]
+ROWS = 12  # of the ranking that is printed
+DROPPED_WHEN_NARROW = ("tokens/s\nper chip", "peak\nGiB", "acc", "hours")
+
+
+@dataclass(frozen=True)
+class SearchEnding:
+    """The reason why a search stopped.
+
+    Attributes:
+      cause: `all compiled`: no candidate is left. `bound`: it is proven that none of the others can win. `prediction`:
+        none of the others is expected to win. `limit`: the largest number of compiles was reached. `interrupted`: the
+        user pressed Ctrl-C.
+      rejections: the number of candidates that were not compiled, by reason.
+      open_count: the number of candidates that were not compiled although they may win.
+      nearest: the predicted step of the nearest candidate on the slice of the best plan, relative to the best step;
+        None if no candidate there was rejected by its predicted time.
+    """
+
+    cause: Cause
+    rejections: Counter[Rejection]
+    open_count: int = 0
+    nearest: Estimate | None = None
+
+    def text(self) -> str:
+        """Return the reason as a phrase."""
+        left = self.rejections.total() + self.open_count
+        if self.cause == "all compiled":
+            return "all candidates that may fit are compiled"
+        if self.cause == "interrupted":
+            return f"interrupted; {self.open_count} of the {left} candidates left may be better"
+        if self.cause == "limit":
+            return f"the limit of compiles is reached; {self.open_count} of the {left} candidates left may be better"
+        if self.cause == "bound":
+            return f"none of the {left} candidates left can win (bound)"
+        if self.nearest is None:
+            return f"none of the {left} candidates left is expected to win (a prediction, no proof)"
+        larger = " or too large" if self.rejections[Rejection.MEMORY_PREDICTION] else ""
+        distance = f"the {left} candidates left are predicted to be {_slower(self.nearest)}{larger}"
+        return f"{distance} (a prediction, no proof; --search-all compiles them)"
+
+    def reason_counts(self) -> list[tuple[str, int]]:
+        """Return why candidates were not compiled, with their numbers, most frequent first."""
+        counts = [(reason.value, count) for reason, count in self.rejections.most_common()]
+        return counts + ([("may be better, but the search was stopped", self.open_count)] if self.open_count else [])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reason for JSON."""
+        nearest = self.nearest
+        return {
+            "by": self.cause,
+            "text": self.text(),
+            "not_compiled": dict(self.reason_counts()),
+            "nearest_slower_by": None if nearest is None else round(nearest.mid - 1, 4),
+            "nearest_error": None if nearest is None else round(nearest.deviation, 4),
+        }
+
+
+def _slower(nearest: Estimate) -> str:
+    """Return how much slower the nearest candidate is, with its error."""
+    percent, error = 100 * (nearest.mid - 1), 100 * nearest.deviation
+    if percent < 0.5:
+        return f"not better than the best plan by more than 1 % (the nearest: {percent:+.1f} % ± {error:.1f} %)"
+    return f"slower by at least {percent:.0f} % (± {error:.0f} %)"
+
+
+def ending_of(strategy: Strategy, known: Known, *, interrupted: bool) -> SearchEnding:
+    """Return why a search with these results stopped."""
+    left = [one for one in strategy.space.candidates if one not in known]
+    if not left:
+        return SearchEnding("all compiled", Counter())
+    reasons = strategy.rejected(known)
+    wanted = {one for one in strategy.proposals(known) if one not in known}
+    rejections = Counter(reasons[one] for one in left if one in reasons and one not in wanted)
+    open_count = len(left) - rejections.total()
+    if interrupted or open_count:
+        return SearchEnding("interrupted" if interrupted else "limit", rejections, open_count)
+    cause: Cause = "bound" if all(reason.is_proof for reason in rejections) else "prediction"
+    return SearchEnding(cause, rejections, nearest=strategy.nearest(known))
 
 
 @dataclass
@@ -101,7 +185,7 @@ class SearchOutcome:
             console.print(
                 f"interrupted after {self.seconds}: these are the plans found so far; run the same command to continue"
             )
-        name, counts = self.space.job.name, "\n".join(candidate_counts(self.ending, *self._counts().values()))
+        name, counts = self.space.job.name, "\n".join(self._count_lines())
         if not self.has_plan:
             if self.ranking:
                 print_ranking(console, self.ranking, f"{name}: nothing within the limits")
@@ -123,9 +207,30 @@ class SearchOutcome:
             "compiled": found.compiled,
             "recalled": found.recalled,
             "too_large": sum(not answer.fits for answer in found.verdicts.values()),
-            "failed": found.failures,
+            "failed": len(found.failures),
             "left": len(space.candidates) - len(found.verdicts) - len(found.failures),
         }
+
+    def _count_lines(self) -> list[str]:
+        """Return lines that account for every candidate of the space: compiled, ruled out, failed, or not compiled.
+
+        The last line is the reason why the search stopped.
+        """
+        counts, ruled_out, failures = self._counts(), self.space.ruled_out, self.found.failures
+        recalled = f", {counts['recalled']} from the cache" if counts["recalled"] else ""
+        lines = [
+            f"{counts['candidates']} candidates: {counts['compiled']} compiled{recalled} ({counts['too_large']} of "
+            f"them do not fit), {ruled_out.total()} ruled out by formula"
+        ]
+        lines += [f"  {count:>5}  {reason}" for reason, count in ruled_out.most_common()]
+        if counts["left"]:
+            lines.append(f"{counts['left']} candidates not compiled:")
+            lines += [f"  {count:>5}  {reason}" for reason, count in self.ending.reason_counts()]
+        for candidate, text in list(failures.items())[:3]:
+            lines.append(f"  the compiler failed on {candidate}: {text.splitlines()[0][:160]}")
+        if len(failures) > 3:
+            lines.append(f"  and on {len(failures) - 3} more")
+        return [*lines, f"stopped: {self.ending.text()}"]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a dictionary for each plan: a row as of `plan --json`, and the values that the search chose."""
@@ -138,9 +243,8 @@ class SearchOutcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as `plan --search --json` prints it, without the name of the written file."""
-        counts = {**self._counts(), "failed": len(self.found.failures)}
         seconds, stopped = round(float(self.seconds), 1), self.ending.to_dict()
-        return {"goal": self.goal, "seconds": seconds, **counts, "stopped": stopped, "plans": self.rows()}
+        return {"goal": self.goal, "seconds": seconds, **self._counts(), "stopped": stopped, "plans": self.rows()}
 
     def job_text(self) -> str:
         """Return the best plan as a job file, with the reason of each chosen value as a comment."""
@@ -152,6 +256,57 @@ class SearchOutcome:
         """Write the best plan as a job file. A file that a search did not write is never replaced."""
         job_file.check_path(path)
         job_file.write(path, self.job_text())
+
+
+def print_ranking(console: Console, found: Sequence[RankedPlan], title: str) -> None:
+    """Print the ranking in the widest layout that the console has space for.
+
+    The winner comes first, and plans on the Pareto front of time and cost are marked.
+    """
+    plain = not console.encoding.lower().startswith("utf")
+    rows = shown(found, ROWS)
+    tables = [_table(rows, DROPPED_WHEN_NARROW[:n], plain) for n in range(len(DROPPED_WHEN_NARROW) + 1)]
+    print_widest(console, title, tables)
+    mark = "*" if plain else "◆"
+    rest = len(found) - len(rows)
+    more = f" {rest} more were found." if rest else ""
+    legend = f"{mark} no plan found is both faster and cheaper. Costs are on demand, with start-up and saves.{more}"
+    console.print(Text(f"\n{legend}", style="dim"))
+
+
+def _table(rows: Sequence[RankedPlan], dropped: Sequence[str], plain: bool) -> Table:
+    table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [_cells(n, one, plain) for n, one in enumerate(rows)]
+    left = ("", "slice", "mesh", "remat", "provider", "limits")
+    unneeded = {"limits"} if all(one.within for one in rows) else set()
+    unneeded |= {"provider"} if all(one.provider in (GOOGLE_CLOUD, None) for one in rows) else set()
+    for heading in cells[0] if cells else ():
+        if heading not in dropped and heading not in unneeded:
+            table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True, vertical="bottom")
+    kept = [str(column.header) for column in table.columns]
+    for n, row in enumerate(cells):
+        table.add_row(*(row[heading] for heading in kept), style="bold" if n == 0 else "")
+    return table
+
+
+def _cells(n: int, one: RankedPlan, plain: bool) -> dict[str, Text | str]:
+    candidate, verdict = one.candidate, one.verdict
+    per_chip = (verdict.tokens_per_second or 0) / candidate.slice.chips
+    return {
+        "": Text(("*" if plain else "◆") if one.on_front else "", style="yellow"),
+        "slice": candidate.slice.name,
+        "mesh": str(candidate.mesh),
+        "micro-\nbatch": str(candidate.micro_batch),
+        "acc": str(candidate.accumulation(verdict.question.job.batch)),
+        "remat": remat_text(candidate.remat).removeprefix("remat "),
+        "peak\nGiB": gib_text(verdict.memory.peak_bytes),
+        "step": seconds_text(one.step_seconds),
+        "tokens/s\nper chip": rate_text(per_chip),
+        "hours": hours_text(one.hours),
+        "cost": "no price" if one.usd is None else str(Usd(one.usd)),
+        "provider": one.provider or "-",
+        "limits": "" if one.within else Text("over", style="red"),
+    }
 
 
 def _as_written(space: Space, best: RankedPlan, ranking: Sequence[RankedPlan]) -> RankedPlan | None:

@@ -14,8 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.console import Group
+from rich.text import Text
+
 from forerun import interrupt
-from forerun.console import SafeConsole
+from forerun.console import SafeConsole, SafeLive, can_redraw
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
 from forerun.hardware.slices import Slice
@@ -26,22 +29,110 @@ from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff
+from forerun.planner.report.formatting import hours_text, step_text
 from forerun.planner.search import job_file
-from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
-from forerun.planner.search.ranking import ranked
-from forerun.planner.search.scoreboard import Scoreboard, best_text
-from forerun.planner.search.search_ending import ending_of
+from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome, ending_of
+from forerun.planner.search.ranking import RankedPlan, ranked
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
-from forerun.planner.search.strategy import GOALS, Goal, Strategy
+from forerun.planner.search.strategy import GOALS, LOOK_AHEAD, Goal, Strategy
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Seconds
+from forerun.units import GIB, Seconds, Usd
 
 COMPILE_BYTES = 4 * GIB  # host memory that one compile of a large job needs
 MAX_COMPILES = 150
 PIPED_COLUMNS = 120
 KILLED = "the compiler was killed"
 
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
 Ask = Callable[[CompileRequest, threading.Event, OnPhase], FitResult]
+
+
+class Scoreboard:
+    """A context manager that shows a search's progress: a live screen on a terminal, a line per result elsewhere."""
+
+    def __init__(self, space_size: int, recalled: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._space_size, self._recalled = space_size, recalled
+        self._began = time.monotonic()
+        self._running: dict[Candidate, float] = {}
+        self._seconds: list[float] = []
+        self._best = ""
+        self._open, self._workers = 0, 1
+        self._live: SafeLive | None = None
+
+    def __enter__(self) -> Scoreboard:
+        console = SafeConsole(file=self._stream)
+        if can_redraw(console):
+            self._live = SafeLive(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live:
+            self._live.stop()
+
+    def started(self, one: Candidate) -> None:
+        """Record that the compile of a candidate has started."""
+        self._running[one] = time.monotonic()
+
+    def finished(self, one: Candidate, word: str, best: str, still_open: int, workers: int) -> None:
+        """Record the result of a candidate.
+
+        Args:
+            one: The candidate.
+            word: The result as a short text.
+            best: The best plan so far as text.
+            still_open: Number of candidates that the search will still compile if all results are as predicted.
+            workers: Number of compiles in parallel.
+        """
+        seconds = time.monotonic() - self._running.pop(one)
+        self._seconds.append(seconds)
+        self._best, self._open, self._workers = best, still_open, max(1, workers)
+        if not self._live:
+            count = len(self._seconds)
+            line = f"[{count}, {self._more_text()}{self._eta_text()}] {one}: {word} after {seconds:.1f} s"
+            print(line, file=self._stream, flush=True)
+
+    def eta_seconds(self) -> float | None:
+        """Return the estimated remaining time, or None before the first result."""
+        if not self._seconds:
+            return None
+        recent = self._seconds[-20:]
+        return self._open * sum(recent) / len(recent) / self._workers
+
+    def _more_text(self) -> str:
+        return f"{'at least' if self._open >= LOOK_AHEAD else 'about'} {self._open} more"
+
+    def _eta_text(self) -> str:
+        eta = self.eta_seconds()
+        return "" if not eta else f", {Seconds(eta)}"
+
+    def screen(self) -> Group:
+        """Return the live screen: counts, running compiles, and the best plan so far."""
+        now = time.monotonic()
+        head = Text.assemble(
+            (f"{self._space_size} candidates", "bold"),
+            f" · {self._recalled} from the cache · {len(self._seconds)} compiled · {self._more_text()}",
+        )
+        clock = f"{Seconds(now - self._began)} so far"
+        if self._seconds:
+            clock += f" · ETA {Seconds(self.eta_seconds() or 0)}"
+        lines: list[Text] = [head, Text(clock)]  # two lines, so that neither wraps at 80 columns
+        for one, began in list(self._running.items()):
+            frame = FRAMES[int(now * 8) % len(FRAMES)]
+            lines.append(Text.assemble((frame, "cyan"), f" {one}", (f"  {now - began:.0f} s", "dim")))
+        if self._best:
+            lines.append(Text.assemble(("best so far ", "green"), self._best))
+        return Group(*lines)
+
+
+def best_text(best: RankedPlan | None) -> str:
+    """Return a plan as one line, or an empty string for None."""
+    if best is None:
+        return ""
+    cost = "no price" if best.usd is None else str(Usd(best.usd))
+    return f"{best.candidate}: {step_text(best.verdict)} a step, {hours_text(best.hours)} h, {cost}"
 
 
 def find_plans(

@@ -89,19 +89,13 @@ DIVISION_OPS = {"v6e": 4.0, "tpu7x": 4.0}
 SLOW_DIVISION_OPS = 14.0
 
 
-# Factors for the assumptions above (above one: faster), which bench/accuracy/calibrate.py fits to published step times.
-# None is used: factors that were fitted to other families make the predictions of a family worse (2026-11-18: a median
-# error of 11.0 % on the development runs, against 6.6 % without factors).
-CALIBRATED: dict[str, dict[str, float]] = {}
+# No factors from published step times are applied, unlike for GPUs: factors that were fitted to other families make the
+# predictions of a family worse (bench/accuracy/calibrate.py, 2026-11-18: a median error of 11.0 % on the development
+# runs, against 6.6 % without factors).
 
 
 def chip_model_of(chip: Chip) -> ChipModel:
-    """Return the calibrated model of one JAX device of `chip`."""
-    return assumed(chip).with_shares(**CALIBRATED.get(chip.name, {}))
-
-
-def assumed(chip: Chip) -> ChipModel:
-    """Return the model of one JAX device of `chip` before calibration."""
+    """Return the model of one JAX device of `chip`."""
     reached = REACHED[chip.name]
     assert chip.bf16_flops_per_device
     assert chip.hbm_bytes_per_second

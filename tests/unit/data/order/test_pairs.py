@@ -12,7 +12,7 @@ from forerun.data.documents import InMemory, in_memory
 from forerun.data.order.batches import Batches
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.pairs import PairDocuments, PairReferences, Pairs, describe_too_long
-from forerun.objectives.batch import max_pairs
+from forerun.objectives.pairs import max_pairs
 
 S = 48
 

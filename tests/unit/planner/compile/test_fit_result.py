@@ -6,35 +6,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fit_results import fit_result, request
 
-from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler, result_cache
 from forerun.planner.compile.fit_result import MARGIN, MOST_LAYERS, MOST_WIDTH, FitResult, decided
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import Module
-from forerun.planner.memory import MemoryReport
 from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.plan_notes import unroll_notes
-from forerun.planner.time.step_time import StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB
 
 LOOP, STRAIGHT = Module({}, "loop"), Module({}, "straight")
 SMALL = {"layers": 4, "embed": 64, "heads": 2, "vocab": 256}
 
 
 def question(model: object = SMALL, **values: object) -> CompileRequest:
-    wanted = {"model": model, "data": "nothing", "batch": 8, "steps": 5, "unroll": "auto", **values}
-    return CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named("v5e-8"))
+    return request(**{"model": model, "batch": 8, "unroll": "auto", **values})
 
 
 def result(asked: CompileRequest, peak_gib: float, seconds: float | None) -> FitResult:
-    memory = MemoryReport(*(Bytes(int(n * GIB)) for n in (peak_gib, 1, 2, 0.5, 0)))
-    step = None if seconds is None else StepTime(seconds, {"matmul": seconds})
+    module = None if seconds is None else STRAIGHT if asked.job.unroll else LOOP
     program = "straight" if asked.job.unroll else "loop"
-    module = None if step is None else STRAIGHT if asked.job.unroll else LOOP
-    return FitResult(asked, memory, step is not None, Seconds(2), program, "1x8x1", 1e15, 8192, {}, step, module=module)
+    return fit_result(asked, seconds, (peak_gib, 1, 2, 0.5), program=program, module=module)
 
 
 class Compiler:
@@ -71,7 +65,7 @@ def test_choice(loop: tuple[float, float | None], straight: tuple[float, float |
     assert found.unroll is not None
     assert (found.unroll.unrolled, found.program) == (unrolled, "straight" if unrolled else "loop")
     assert found.question == asked, "a search writes the job with its own value"
-    assert found.compile_seconds == 4
+    assert found.compile_seconds == 2
     assert found.module is ((STRAIGHT if unrolled else LOOP) if found.fits else None)
 
 

@@ -11,16 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fit_results import fit_result, request
 
-from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.memory import MemoryReport
 from forerun.planner.time.step_time import StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB, Bytes
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def question(on: str = "v5e-8", **values: object) -> CompileRequest:
-    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 32, "steps": 5, **values}
-    return CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named(on))
+    return request(on, **{"batch": 32, **values})
 
 
 def verdict_of(asked: CompileRequest, step: StepTime | None = None) -> FitResult:
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (8, 1, 2, 0.5, 3)))
-    return FitResult(
-        question=asked,
-        memory=memory,
-        fits=step is not None,
-        compile_seconds=Seconds(11.5),
-        program="0123456789ab",
-        mesh="1x8x1",
-        flops_per_step=1e15,
-        tokens_per_step=32 * 1024,
-        ledger={"weights": Bytes(GIB), "optimizer": Bytes(2 * GIB)},
-        step=step,
-    )
+    ledger = {"weights": Bytes(GIB), "optimizer": Bytes(2 * GIB)}
+    return fit_result(asked, None, (8, 1, 2, 0.5, 3), fits=step is not None, step=step, ledger=ledger)
 
 
 @pytest.mark.parametrize("step", [StepTime(0.25, {"matmul": 0.2, "collectives not hidden": 0.05}), None])

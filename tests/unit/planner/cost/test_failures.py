@@ -7,11 +7,9 @@ import random
 from dataclasses import replace
 
 import pytest
+from fit_results import fit_result, request
 
-from forerun.config.schema import Job
-from forerun.hardware.slices import slice_named
 from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.failures import (
     DAY_SECONDS,
     FailureEstimate,
@@ -21,21 +19,12 @@ from forerun.planner.cost.failures import (
     goodput,
 )
 from forerun.planner.cost.job_cost import ASSUMPTIONS, saves_of
-from forerun.planner.memory import MemoryReport
 from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.plan_notes import failure_notes
-from forerun.planner.time.step_time import StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
 
 
-def verdict_on(name: str, step_seconds: float | None = 2.0, **job: object) -> FitResult:
-    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 1024, "steps": 1000, **job}
-    question = CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named(name))
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (8, 1, 2, 0, 0)))
-    step = StepTime(step_seconds, {"matmul": step_seconds}) if step_seconds else None
-    shape = str(question.mesh_shape())
-    return FitResult(question, memory, step is not None, Seconds(1), "x", shape, 1e15, 1 << 20, {}, step)
+def verdict_on(name: str, seconds: float | None = 2.0, **job: object) -> FitResult:
+    return fit_result(request(name, **{"batch": 1024, "steps": 1000, **job}), seconds)
 
 
 class Clock:
@@ -206,4 +195,4 @@ def test_the_plan_reports_failures_of_large_runs() -> None:
     [row] = as_json([verdict_on("v5e-256")])["slices"]
     assert row["failures"]["hosts"] == 64
     assert 0.9 < row["failures"]["goodput"] < 1
-    assert failures_of(verdict_on("v5e-8", step_seconds=None)) is None
+    assert failures_of(verdict_on("v5e-8", seconds=None)) is None

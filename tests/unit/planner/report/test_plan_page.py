@@ -8,33 +8,26 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from fit_results import fit_result, request
 
-from forerun.config.schema import Job
-from forerun.hardware.slices import slice_named
 from forerun.pages.render import stylesheet
 from forerun.pages.svg import Scale, log_ticks
 from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff, assumption_rows, job_cost_of
-from forerun.planner.memory import MemoryReport
 from forerun.planner.report.page import Point, headline, money_chart, money_legend, page, pareto
 from forerun.planner.time.step_time import StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB, Bytes
 
 EVIL = '</pre><script>alert(1)</script><img src=x onerror="alert(2)">'
 VOID = {"meta", "br", "rect", "line", "circle", "polyline"}
 
 
-def verdict_on(name: str, peak: float, seconds: float, **job: object) -> FitResult:
-    wanted = {"name": "tale", "model": "qwen3-0.6b", "data": EVIL, "batch": 1024, "steps": 5000, **job}
-    question = CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named(name))
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak, 1, 2, 0, 0)))
-    fits = memory.peak_bytes <= (question.slice.chip.usable_bytes or 0)
+def verdict_on(name: str, peak: float, seconds: float) -> FitResult:
+    question = request(name, name="tale", data=EVIL, batch=1024, steps=5000)
+    fits = peak * GIB <= question.slice.chip.usable_bytes
     step = StepTime(seconds, {"matmul": seconds * 0.75, "memory-bound rest": seconds * 0.25}) if fits else None
     parts = {"weights": Bytes(GIB), "optimizer": Bytes(2 * GIB), "gradients": Bytes((peak - 3) * GIB)}
-    shape = str(question.mesh_shape())
-    return FitResult(question, memory, fits, Seconds(5), EVIL, shape, 1e15, 1 << 20, parts, step)
+    return fit_result(question, None, (peak, 1, 2), fits=fits, step=step, ledger=parts, program=EVIL)
 
 
 SMALL = verdict_on("v6e-1", 20, 4.0)

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.config.schema import Job
-from forerun.hardware.slices import slice_named
+from fit_results import fit_result, request
+
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.memory import MemoryReport
 from forerun.planner.report.remedies import OFFLOAD, remedies, verified
-from forerun.planner.time.step_time import StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB
 
 
 def verdict_of(
     question: CompileRequest, peak_gib: float, weights_gib: float = 1, seconds: float | None = None
 ) -> FitResult:
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak_gib, weights_gib, 2 * weights_gib, 0, 0)))
-    fits = memory.peak_bytes <= (question.slice.chip.usable_bytes or 0)
-    step = StepTime(seconds, {"matmul": seconds}) if seconds else None
-    return FitResult(question, memory, fits, Seconds(5), "0" * 12, "1x8x1", 1e15, 32768, {}, step)
+    fits = peak_gib * GIB <= question.slice.chip.usable_bytes
+    return fit_result(question, seconds, (peak_gib, weights_gib, 2 * weights_gib), fits=fits)
 
 
 def question(**job: object) -> CompileRequest:
-    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 256, "steps": 5, **job}
-    return CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named("v5e-8"))
+    return request(**{"batch": 256, **job})
 
 
 def test_the_effective_batch_is_kept() -> None:

@@ -10,35 +10,29 @@ from typing import Any
 
 import pytest
 from error_assertions import assert_error
+from fit_results import fit_result, request
 from rich.console import Console
 
-from forerun.config.schema import Job
-from forerun.hardware.slices import slice_named
-from forerun.planner.compile.compiler import AttentionKernel
-from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.fit_result import AttentionKernel, FitResult
 from forerun.planner.cost.job_cost import Tariff, job_cost_of
-from forerun.planner.memory import MemoryReport
 from forerun.planner.report.formatting import hours_text, limit_text, usd_text
 from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.plan_notes import attention_notes
 from forerun.planner.report.remedies import Remedy, Tried, does_not_fit, over_budget
 from forerun.planner.report.table import print_table
 from forerun.planner.time.step_time import RangeTerm, StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB, Seconds
 
 
 def verdict_on(name: str, peak: float, weights: float, optimizer: float, host: float = 0, **job: object) -> FitResult:
-    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 1024, "steps": 5, **job}
-    question = CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named(name))
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak, weights, optimizer, 0.001, host)))
-    fits = memory.peak_bytes <= (question.slice.chip.usable_bytes or 0)
+    question = request(name, **{"batch": 1024, **job})
+    fits = peak * GIB <= question.slice.chip.usable_bytes
+    result = fit_result(question, None, (peak, weights, optimizer, 0.001, host), fits=fits, flops_per_step=1.5e15)
+    memory = result.memory
     parts = {"weights": memory.weights_bytes, "optimizer": memory.optimizer_bytes, "batch": memory.batch_bytes}
     parts["working activations"] = memory.working_bytes
     step = StepTime(3.1, {"matmul": 2.0, "collectives not hidden": 1.1}) if fits else None
-    shape, tokens = str(question.mesh_shape()), question.job.batch * question.job.sequence
-    return FitResult(question, memory, fits, Seconds(11.53), "0123456789ab", shape, 1.5e15, tokens, parts, step)
+    return replace(result, ledger=parts, step=step, compile_seconds=Seconds(11.53))
 
 
 SMALL = verdict_on("v6e-1", 12.44, 2.22, 4.44)

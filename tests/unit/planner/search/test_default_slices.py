@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pytest
 from error_assertions import assert_error
+from fit_results import fit_result, resolved
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import requests_of
-from forerun.planner.memory import MemoryReport
 from forerun.planner.search.default_slices import MAX_COMPILES, DefaultSlice, Needs, default_slices, platforms_of
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB
 
 
 def job(**values: object) -> ResolvedJob:
-    return ResolvedJob(
-        Job.model_validate({"model": "qwen3-0.6b", "data": "nothing", "batch": 32, "steps": 5, **values})
-    )
+    return resolved(**{"batch": 32, **values})
 
 
 def names(candidates: list[DefaultSlice]) -> list[str]:
@@ -26,8 +23,7 @@ def names(candidates: list[DefaultSlice]) -> list[str]:
 
 
 def answered(one: DefaultSlice, fits: bool) -> FitResult:
-    memory = MemoryReport(*(Bytes(n) for n in (3, 1, 2, 0, 0)))
-    return FitResult(one.question, memory, fits, Seconds(1), "x", "1x1x1", 1.0, 1, {}, None)
+    return fit_result(one.question, None, fits=fits)
 
 
 def test_bytes_that_must_be_there() -> None:
@@ -137,7 +133,7 @@ def test_every_candidate_can_be_laid_out_and_keeps_the_batch(values: dict[str, o
             assert bool(one.changes) == changed
 
 
-def was_changed(one: DefaultSlice, wanted: Job) -> bool:
+def was_changed(one: DefaultSlice, wanted: ResolvedJob) -> bool:
     try:
         [plain] = requests_of(wanted, [one.question.slice])
     except UserError:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.config.schema import Job
+from forerun.planner.search.outcome import SearchEnding, ending_of
 from forerun.planner.search.regression import Estimate, StepModel
-from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
 from forerun.planner.search.strategy import ERRORS, LOOK_AHEAD, TRIES, Outcome, Rejection, Strategy
 from forerun.resolve.resolved_job import ResolvedJob

@@ -6,20 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from fit_results import fit_result
 
 from forerun.config.load import load
 from forerun.config.schema import Job, Remat
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
-from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.memory import MemoryReport
 from forerun.planner.search.job_file import MARK, check_path, winning_job, write
 from forerun.planner.search.ranking import RankedPlan
 from forerun.planner.search.space import Candidate
-from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
 
 JOB = ResolvedJob(
     Job.model_validate(
@@ -41,9 +38,7 @@ KEEP = Remat(policy="named", keep=("attention_out",), offload=("layer_in",))
 def found(mesh: str, micro: int, remat: Remat, seconds: float, peak: float, on: str = "v6e-8") -> RankedPlan:
     shape = MeshShape(*(int(side) for side in mesh.split("x")))
     one = Candidate(slice_named(on), shape, micro, remat)
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak, 4, 8, 0, 0)))
-    step = StepTime(seconds, {"matmul": seconds})
-    verdict = FitResult(one.question(JOB), memory, True, Seconds(9), "0123456789ab", mesh, 1e15, 24 * 8192, {}, step)
+    verdict = fit_result(one.question(JOB), seconds, (peak, 4, 8), tokens_per_step=24 * 8192)
     return RankedPlan(one, verdict, seconds * 1000 / 3600, 20.0, True)
 
 

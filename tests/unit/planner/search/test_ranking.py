@@ -3,18 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fit_results import fit_result, request
 
-from forerun.config.schema import Job
-from forerun.hardware.slices import slice_named
 from forerun.planner.compile.fit_result import FitResult
-from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.memory import MemoryReport
 from forerun.planner.search.ranking import in_order, order_note
 from forerun.planner.search.strategy import Goal
-from forerun.planner.time.step_time import StepTime
-from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
 
 # Rows in the order of the goal, and slices that the error of the times does not tell apart.
 
@@ -34,11 +28,9 @@ def tariff(tmp_path: Path) -> Tariff:
 
 
 def verdict(name: str, hours: float | None) -> FitResult:
-    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 8, "steps": STEPS, "checkpoint": {"every": STEPS}}
-    question = CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named(name))
-    memory = MemoryReport(*(Bytes(n * GIB) for n in (8 if hours else 500, 1, 2, 0, 0)))
-    step = StepTime(hours, {"matmul": hours}) if hours else None  # as many seconds a step as hours of the job
-    return FitResult(question, memory, step is not None, Seconds(1), "x", "1x1x1", 1e15, 1 << 20, {}, step)
+    """Return a result with as many seconds a step as hours of the job."""
+    question = request(name, batch=8, steps=STEPS, checkpoint={"every": STEPS})
+    return fit_result(question, hours, (8 if hours else 500, 1, 2))
 
 
 def names(goal: Goal, tariff: Tariff) -> list[str]:

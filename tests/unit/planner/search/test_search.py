@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from error_assertions import raises_error
+from fit_results import fit_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from forerun.config.load import load
 from forerun.config.schema import Job
@@ -24,14 +26,14 @@ from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff
-from forerun.planner.memory import MemoryReport
 from forerun.planner.search import search
 from forerun.planner.search.ranking import equal_slices, ranked
+from forerun.planner.search.search import Scoreboard
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
-from forerun.planner.search.strategy import GOALS, Outcome, Strategy, TimeAndCost
+from forerun.planner.search.strategy import GOALS, LOOK_AHEAD, Outcome, Strategy, TimeAndCost
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.units import GIB, Bytes, Seconds
+from forerun.units import GIB
 
 Compiler = Callable[..., FitResult]
 
@@ -51,11 +53,7 @@ def strategy_of(space: Space, goal: str = "cheapest") -> Strategy:
 
 
 def verdict_of(asked: CompileRequest, seconds: float | None, peak_bytes: int) -> FitResult:
-    memory = MemoryReport(Bytes(peak_bytes), Bytes(1), Bytes(2), Bytes(0), Bytes(0))
-    step = None if seconds is None else StepTime(seconds, {"matmul": seconds})
-    tokens = asked.job.batch * asked.job.sequence
-    mesh = str(asked.mesh_shape())
-    return FitResult(asked, memory, seconds is not None, Seconds(1), "0123456789ab", mesh, 1e15, tokens, {}, step)
+    return fit_result(asked, seconds, (peak_bytes / GIB,), tokens_per_step=asked.job.batch * asked.job.sequence)
 
 
 def formula(space: Space, truth: Callable[[Candidate], float] = lambda one: 1.0) -> Callable[[Candidate], Outcome]:
@@ -215,7 +213,7 @@ def searched(**options: object) -> tuple[int, str]:
 def test_the_same_question_again_compiles_nothing(compiler: list[CompileRequest]) -> None:
     code, text = searched()
     assert code == 0
-    assert "ruled out by formula" in text
+    assert "out by formula" in text
     first = len(compiler)
     assert first > 3
     code, again = searched()
@@ -376,3 +374,49 @@ def test_slices_that_the_error_does_not_tell_apart() -> None:
     verdicts = {one: verdict_of(one.question(space.resolved), seconds[one.slice.name], 1 << 30) for one in picks}
     assert equal_slices(ranked(verdicts, "fastest", Tariff()), "fastest") == ["v5p-16"]
     assert equal_slices([], "fastest") == []
+
+
+# The progress of a search: counts, the compiles that are left, and the best plan so far.
+
+BEST = "v6e-4 1x4x1 micro-batch 2, remat dots: 1.00 s a step, 2.00 h, $12"
+
+
+@pytest.fixture
+def candidates() -> tuple[Candidate, ...]:
+    job = Job.model_validate({"model": "llama3.2-1b", "data": "text", "batch": 8, "steps": 10})
+    return space_of(ResolvedJob(job), "v6e-4", Bounds(lambda one: 1.0)).candidates
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_counts_and_clock_fit_on_a_line_each(columns: int, candidates: tuple[Candidate, ...]) -> None:
+    board = Scoreboard(3258, 104, stream=io.StringIO())
+    for one in candidates[:3]:
+        board.started(one)
+    board.finished(candidates[0], "1 s a step", BEST, LOOK_AHEAD, 2)
+    console = Console(file=io.StringIO(), width=columns, record=True)
+    console.print(board.screen())
+    counts, clock, *rest = console.export_text().splitlines()
+    assert [part.strip() for part in counts.split("·")] == [
+        "3258 candidates", "104 from the cache", "1 compiled", f"at least {LOOK_AHEAD} more",
+    ]  # fmt: skip
+    assert "so far" in clock
+    assert "ETA" in clock
+    assert all(str(one) in rest[n] for n, one in enumerate(candidates[1:3]))
+    assert "best so far" in rest[2]
+
+
+def test_a_line_per_result_without_a_terminal(candidates: tuple[Candidate, ...]) -> None:
+    stream = io.StringIO()
+    with Scoreboard(12, 0, stream=stream) as board:
+        board.started(candidates[0])
+        board.finished(candidates[0], "1 s a step", BEST, 3, 2)
+    assert stream.getvalue().startswith("[1, about 3 more")
+    assert f"] {candidates[0]}: 1 s a step after" in stream.getvalue()
+
+
+def test_the_time_left_is_that_of_the_expected_compiles(candidates: tuple[Candidate, ...]) -> None:
+    board = Scoreboard(12, 0, stream=io.StringIO())
+    assert board.eta_seconds() is None
+    board._seconds = [4.0, 8.0]
+    board._open, board._workers = 6, 2
+    assert board.eta_seconds() == 18.0

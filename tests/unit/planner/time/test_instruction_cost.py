@@ -9,7 +9,7 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import Module, parse
-from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.simulation import Simulation
 
@@ -305,7 +305,7 @@ def test_operations_of_fusions(lines: str, operations: int, cycles: int | None) 
     head, _, last = lines.rpartition("\n")
     module = parse(module_with((head + "\n" if head else "") + "  ROOT " + last.strip()))
     main = module.computations["main"]
-    machine = assumed(chip_named("v5e"))
+    machine = chip_model_of(chip_named("v5e"))
     work = InstructionWork(module, machine.matrix_unit, machine.division_ops)
     assert work.vector_work(main, main.root).operations == operations * REGISTERS * 1024
     seconds = Simulation(module, machine, "v5e").run().seconds - machine.op_seconds
@@ -321,5 +321,5 @@ def test_a_reduction_reads_its_operand() -> None:
 
 
 def test_two_cores_have_twice_the_rate() -> None:
-    one, two = assumed(chip_named("v5e")), assumed(chip_named("v5p"))
+    one, two = chip_model_of(chip_named("v5e")), chip_model_of(chip_named("v5p"))
     assert two.vector_ops_per_second / two.clock_hz == 2 * one.vector_ops_per_second / one.clock_hz == 2 * 4096

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import Module, parse
-from forerun.planner.time.chip_model import assumed, chip_model_of
+from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.matrix_work import GroupedShape, MatrixProduct, grouped_shape
 from forerun.planner.time.roofline import PeakRates, time_floor
@@ -94,7 +94,7 @@ ENTRY %main (p: s8[2048,2048], q: s8[2048,2048]) -> s32[2048,2048] {
     ):
         chip = chip_named("v5e")
         assert time_floor(module, PeakRates.of(chip)).compute == pytest.approx(flops / 197e12 / speed, rel=0.01)
-        machine = assumed(chip)
+        machine = chip_model_of(chip)
         seconds = Simulation(module, machine, "v5e").run().by_kind["matmul"] - machine.op_seconds
         assert seconds == pytest.approx(flops / (197e12 * machine.matmul_share) / speed, rel=0.01)
 

@@ -10,13 +10,12 @@ import pytest
 from forerun.hardware.chips import chip_named
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.calibration import Calibration
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.execution import Spent
 from forerun.planner.time.prediction import OWN_MODEL, ROOFLINE, SHORT, UNKNOWN_CHIP, step_time
 from forerun.planner.time.roofline import PeakRates, time_floor
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.step_time import StepTime
+from forerun.planner.time.step_time import Calibration, StepTime
 
 UNITS, ROWS, TOKENS = 4096, 4, 128
 V3_FLOPS, V3_BYTES_PER_SECOND = 123e12 / 2, 900e9 / 2  # of one of the two devices of a chip

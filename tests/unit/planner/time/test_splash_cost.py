@@ -10,7 +10,7 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.splash_cost import (
     COUNTED,
     BlockCycles,
@@ -28,7 +28,7 @@ KINDS = ("forward", "dq", "dkv", "backward")
 
 def test_cycles_of_a_causal_kernel_by_hand() -> None:
     """v5e, 2 x 3 programs of 4 x 4 blocks of 512, of which 10 are on or below the diagonal."""
-    machine = assumed(chip_named("v5e"))
+    machine = chip_model_of(chip_named("v5e"))
     shape = KernelShape("forward", 2, 3, 2048, 2048, 128, 512)
     counted = COUNTED["v5e", 128, 512, "forward"]
     per_program = 10 * counted.main + 4 * counted.per_row + 16 * counted.visit
@@ -37,7 +37,7 @@ def test_cycles_of_a_causal_kernel_by_hand() -> None:
 
 def test_the_matrix_unit_needs_more_cycles_than_the_code_has() -> None:
     """A dkv kernel of v5e gives its unit 4 x 512 x 512 x 128 multiply-adds, of which it does 4 x 128 x 128 a cycle."""
-    machine = assumed(chip_named("v5e"))
+    machine = chip_model_of(chip_named("v5e"))
     shape = KernelShape("dkv", 1, 1, 512, 512, 64, 512)
     counted = COUNTED["v5e", 64, 512, "dkv"]
     assert counted.main < 2048
@@ -48,7 +48,7 @@ def test_the_matrix_unit_needs_more_cycles_than_the_code_has() -> None:
 @pytest.mark.parametrize(("chip", "head", "width"), [("v5e", 64, 128), ("v5e", 80, 128), ("v5p", 192, 256)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_padded_to_the_matrix_unit(chip: str, head: int, width: int, kind: str) -> None:
-    machine = assumed(chip_named(chip))
+    machine = chip_model_of(chip_named(chip))
     narrow, wide = (KernelShape(kind, 2, 8, 4096, 4096, size, 512) for size in (head, width))
     assert padded_flops(machine, narrow) == pytest.approx(padded_flops(machine, wide))
     assert padded_flops(replace(machine, matrix_unit=256), narrow) == pytest.approx(wide.flops * 256 / width)
@@ -71,7 +71,7 @@ def test_two_cores_share_parallel_dimensions(kind: str, batch: int, heads: int, 
     shape = KernelShape(kind, batch, heads, 1024, 1024, 128, 512)
     assert busiest_share(2, shape) == pytest.approx(share)
     assert busiest_share(1, shape) == 1
-    machine = assumed(chip_named("v5p"))
+    machine = chip_model_of(chip_named("v5p"))
     alone = kernel_seconds(replace(machine, cores=1, matmul_flops=machine.matmul_flops / 2), "v5p", shape)
     assert kernel_seconds(machine, "v5p", shape) == pytest.approx(alone * share)
 
@@ -98,7 +98,7 @@ def test_shapes_that_were_not_counted() -> None:
 
 
 def test_a_chip_without_counts_has_the_time_of_its_matrix_unit() -> None:
-    machine = assumed(chip_named("v3"))
+    machine = chip_model_of(chip_named("v3"))
     shape = KernelShape("dq", 2, 2, 1024, 1024, 128, 512)
     assert kernel_seconds(machine, "v3", shape) == pytest.approx(
         shape.flops / (machine.matmul_flops * machine.matmul_share)
@@ -140,7 +140,7 @@ def test_a_window_of_1024_has_three_blocks_of_keys_for_each_block_of_queries(
 
 def test_seconds_of_a_split_kernel_by_hand() -> None:
     """v5e, 32 programs: 2,056 blocks with work, all visits, and the ends of 16 rows of blocks of queries."""
-    machine, counted = assumed(chip_named("v5e")), COUNTED["v5e", 128, 512, "forward"]
+    machine, counted = chip_model_of(chip_named("v5e")), COUNTED["v5e", 128, 512, "forward"]
     cycles = 2056 * counted.main + 16 * counted.per_row + 16 * 256 * counted.visit
     seconds = kernel_seconds(machine, "v5e", KernelShape("forward", **SPLIT, table=(16, 256)))
     assert seconds == pytest.approx(32 * cycles / machine.clock_hz)

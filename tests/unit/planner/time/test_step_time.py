@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.calibration import Calibration, calibration, remaining_share
 from forerun.planner.time.prediction import step_time, tpu_simulation
-from forerun.planner.time.step_time import COMMON, RELATIVE, RangeTerm, StepTime, part_terms, time_range
+from forerun.planner.time.step_time import (
+    COMMON,
+    RELATIVE,
+    Calibration,
+    RangeTerm,
+    StepTime,
+    calibration,
+    part_terms,
+    remaining_share,
+    time_range,
+)
 from forerun.planner.time.tpu_range import range_terms, seconds_by_cause
 
 SHARES = st.dictionaries(st.sampled_from(sorted(RELATIVE)), st.floats(0, 1), max_size=len(RELATIVE))

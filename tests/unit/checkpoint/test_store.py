@@ -54,7 +54,7 @@ def made(seed: int = 0) -> State:
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-3)))
     with jax.numpy_dtype_promotion("standard"):  # Optax itself is not strict
         _, optimizer = chain.update(params, chain.init(params), params)
-    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]), watch=None)  # type: ignore[arg-type]
+    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]))
 
 
 def like(tree: Any, sharding: Any = None) -> Any:

@@ -202,8 +202,9 @@ def test_only_adapters_are_saved_and_have_moments(base: Path, tmp_path: Path) ->
     moments = [leaf for leaf in jax.tree.leaves(state.optimizer) if leaf.ndim]
     assert sum(leaf.size for leaf in moments) == 2 * learned
     files = [path for path in (tmp_path / "runs/run/checkpoints").rglob("*") if path.is_file()]
-    written = sum(path.stat().st_size for path in files)
-    assert written < 3 * 4 * learned + 120_000, "the rest is Orbax's own records"
+    # The arrays, without the records of orbax: these contain the name of every array and grow with each version.
+    array_bytes = sum(path.stat().st_size for path in files if "d" in path.parent.parts[-1:])
+    assert 3 * 4 * learned < array_bytes < 3 * 4 * learned + 20_000
     assert (base / "model.safetensors").stat().st_size > 120_000
 
 

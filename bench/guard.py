@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,9 @@ from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
-from forerun.program import build as building
+from forerun.program import step as step_module
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.fingerprint import compiled_fingerprints
-from forerun.program.step import make_step
 from forerun.resolve.derive import derive
 from forerun.resolve.resolve_model import resolve_model
 
@@ -60,21 +58,20 @@ QUICKSTART = {
 }
 
 
-def built(fields: dict[str, Any], devices: Any, guarded: bool, shape: MeshShape) -> Program:
-    """Return the job's program. Without the guard, the step has no rule and only carries the guard's state along."""
+def built(fields: dict[str, Any], devices: Any, shape: MeshShape) -> Program:
     resolved = resolve_model(Job.model_validate(fields))
-    make = partial(build, resolved, make_mesh(shape, devices), derive(resolved.job, shape, None))
-    if guarded:
-        return make()
-    building.make_step = lambda *arguments: make_step(*arguments[:7], None, *arguments[8:])  # type: ignore
+    return build(resolved, make_mesh(shape, devices), derive(resolved.job, shape, None))
+
+
+def compiled(program: Program, guarded: bool = True) -> Any:
+    """Return the compiled step. Without the guard, it takes every step and only carries the guard's state along."""
+    decide = step_module.guarded
+    if not guarded:
+        step_module.guarded = lambda rule, before, after, metrics: (after, metrics)
     try:
-        return make()
+        return program.trace().lower().compile(compiler_options=program.compiler_options or None)
     finally:
-        building.make_step = make_step  # type: ignore[attr-defined]
-
-
-def compiled(program: Program) -> Any:
-    return program.trace().lower().compile(compiler_options=program.compiler_options or None)
+        step_module.guarded = decide
 
 
 def memory_bytes(executable: Any) -> dict[str, int]:
@@ -89,8 +86,8 @@ def memory_bytes(executable: Any) -> dict[str, int]:
 def pair(fields: dict[str, Any], devices: Any, shape: MeshShape) -> dict[bool, tuple[Program, Any]]:
     steps = {}
     for guarded in (False, True):
-        program = built(fields, devices, guarded, shape)
-        steps[guarded] = (program, compiled(program))
+        program = built(fields, devices, shape)  # a new function, because jax caches the trace of the other one
+        steps[guarded] = (program, compiled(program, guarded))
     return steps
 
 
@@ -131,7 +128,7 @@ def time_ratio(steps: dict[bool, tuple[Program, Any]]) -> dict[str, float]:
 
 def replica_check_cost() -> dict[str, float]:
     """Time a replica check alternately with a step, on eight copies of the state."""
-    program = built(HERE, jax.devices()[:8], True, MeshShape(8, 1, 1))
+    program = built(HERE, jax.devices()[:8], MeshShape(8, 1, 1))
     step, look = compiled(program), compiled_fingerprints(program.mesh, program.state)
     state, batch = program.initial_state(0), batch_for(program)
     steps, looks = [], []

@@ -116,6 +116,8 @@ def test_the_api_alone_keeps_the_cap(tmp_path: Path) -> None:
         assert max(saved_steps(bucket / "limited")) == last_step(machine / "train.log")
 
         # A second laptop learns from the cloud what the run cost. It rents nothing more.
+        # It has its own connection: that of the first laptop would continue the clock of before `advance`.
+        provider = provider_named("compute", environment=os.environ | cloud.environment())
         view, end = controller(files, provider, "second laptop").follow(lambda seconds: None)
         assert isinstance(end, EndRun)
         assert end.reason == ENDED_BUDGET

@@ -124,8 +124,7 @@ def test_every_command_warns_before_it_does_anything_slow(
     file = write_job()
     write_checkpoint(Path("model"), positions=16)
     for name in (
-        "api.dataset.open_corpus",
-        "api.planning.with_steps",
+        "resolve.job_corpus.with_steps",
         "resolve.job_corpus.open_corpus",
         "run.train.open_corpus_with_progress",
     ):

@@ -22,11 +22,10 @@ from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.objectives.batch import Batch
-from forerun.program import build as build_module
+from forerun.program import step as step_module
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.guard import Verdict
 from forerun.program.state import Metrics, State
-from forerun.program.step import make_step
 from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile_step import forbid_compilation
@@ -185,9 +184,6 @@ def rig() -> Rig:
     mesh = make_mesh(shape, jax.devices()[:8])
     program = build(ResolvedJob(job), mesh, derive(job, shape, None))
     assert program.derived.accumulation == 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "make_step", lambda *given: make_step(*given[:-2]))
-        plain = build(ResolvedJob(job), mesh, derive(job, shape, None))
     random_ids = np.random.default_rng(0)
 
     def batch() -> Batch[Any]:
@@ -197,8 +193,12 @@ def rig() -> Rig:
         return Batch(ids[..., :-1], ids[..., 1:], np.ones(dims, np.float32), np.ones(dims, np.int32), flat)
 
     quickly = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"}
-    guarded, without = (one.trace().lower().compile(compiler_options=quickly) for one in (program, plain))
-    return Rig(program, guarded, without, [batch() for _ in range(STEPS)])
+    guarded = program.trace().lower().compile(compiler_options=quickly)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "guarded", lambda rule, before, after, metrics: (after, metrics))
+        plain_program = build(ResolvedJob(job), mesh, derive(job, shape, None))
+        plain = plain_program.trace().lower().compile(compiler_options=quickly)
+    return Rig(program, guarded, plain, [batch() for _ in range(STEPS)])
 
 
 def not_a_number(batch: Batch[Any]) -> Batch[Any]:

@@ -83,7 +83,7 @@ def test_four_bit_training_and_a_recovery_adapter(folder: Path, capsys: pytest.C
         (folder / f"qat-recovery/texts/{n}.txt").write_text(text)
     words = [str(job), f"model={folder / 'tiny'}", f"distil.teacher={folder / 'tiny'}", f"runs={folder / 'runs'}",
              "sequence=32", "steps=2", "checkpoint.every=1", "validation.every=1",
-             "data.validation=0.2", *TINY]  # fmt: skip
+             "data.validation=0.5", *TINY]  # fmt: skip
     forerun("cache", *words)
     assert capsys.readouterr().out.count("done: ") == 2
     forerun("train", *words)

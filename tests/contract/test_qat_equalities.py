@@ -173,7 +173,7 @@ def test_a_code_that_was_written_wrongly_never_counts(
 
     packed_rightly = packing.pack
     monkeypatch.setattr(packing, "pack", lambda codes, bits: packed_rightly(codes, bits) ^ 1)
-    with raises_error("E-RUN-001"):
+    with raises_error("E-RUN-023"):
         export(str(finished), str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 

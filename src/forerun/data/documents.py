@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 
 class DocumentCounts(NamedTuple):
-    """Counts of all documents, which a store records so that nobody has to read all borders."""
+    """Counts of all documents. A store records them, so opening it does not read all borders."""
 
     longest: int  # tokens of the longest document
     single: int  # documents of less than two tokens

@@ -328,7 +328,7 @@ def rows(file: File, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
     number = 0
     try:
         index = open_index(file)
-        # datatrove writes files without tokens for empty shards, and their metadata says so.
+        # datatrove writes files without tokens for empty shards, and reports that in their metadata.
         if not index.documents and not (file.kind == "datatrove" and _metadata(file)[2] == 0):
             raise no_rows(file)
         stop = min(piece.stop, index.documents)
